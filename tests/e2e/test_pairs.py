@@ -138,7 +138,7 @@ def test_the_layers_are_measured_where_the_file_does_not_say(
 
     with caplog.at_level(logging.INFO, logger="foretoken"):
         drafter = way().drafter
-    assert "uses the states before layers" in caplog.text and "draft_taps sets it" in caplog.text
+    assert "uses the hidden states before layers" in caplog.text and "set draft_taps" in caplog.text
     assert drafter.columns in (slice(0, 96), slice(96, 192))
     for better, ids in ((slice(0, 96), (1, 2, 3)), (slice(96, 192), (2, 3, 4))):
 

@@ -20,7 +20,8 @@ MAX_MESSAGE_CHARS = 400  # peft's messages may list all modules
 
 def find_adapter(name: object) -> Path:
     """Return the folder of an adapter, downloaded from the hub if it is not local. Raises
-    InputError if there is no adapter, RefusedError for one that cannot be merged."""
+    InputError if there is no adapter or peft is missing, RefusedError if the adapter cannot be
+    merged."""
     if not isinstance(name, str | Path):
         raise InputError(f"adapter is {format_value(name)}; give a folder or a hub id")
     path = expand_home(name)

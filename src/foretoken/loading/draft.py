@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TOKENIZER_REMEDY = (
-    "give tokenizer=, and the draft's folder, or same_tokenizer=True if equal ids are equal "
-    "tokens in both"
+    "give the target's tokenizer as tokenizer= and the draft as a folder, or same_tokenizer=True "
+    "if equal ids are equal tokens in both"
 )
 MIN_NAME_SIMILARITY = 0.75  # of 1: a draft name at least this close is taken for a typing error
 MIN_ROUNDED_PARAMETERS = 2_000_000  # rounding the weights of a smaller draft gains nothing
@@ -53,11 +53,13 @@ MAKER_FUNCTION = "drafter"  # the function of a user's module that makes its dra
 def make_target_copy(
     name: str, dtype: str | None, target: LoadedTarget, layers: tuple[int, ...] = ()
 ) -> LMDrafter:
-    """Return a drafter that runs the target's own weights over the target's KV cache.
+    """Return a drafter that runs a copy of the target, rounded or with fewer layers, over the
+    target's KV cache.
 
     Args:
         name: The draft's name, for error messages.
-        dtype: Precision of the copy. None: the target's if `layers` are given, else int4.
+        dtype: Precision of the copy. None chooses the target's precision if `layers` are given,
+            else int4.
         target: The target, on the native decoder.
         layers: Indices of the layers to run; empty for all.
 
@@ -83,14 +85,15 @@ def make_target_copy(
 def _plan_target_copy(
     kind: str | None, target: TargetInfo, options: LoadOptions
 ) -> Callable[..., Drafter]:
-    """Return a function that makes the copy of the target named "self:KIND": a rounding, or some
-    layers. Raises InputError for another kind and for options that contradict it, RefusedError for
-    a given backend that does not share its KV cache."""
+    """Return a function that makes the drafter of "self:KIND", a copy of the target. `kind` is
+    int4, int8 or layer indices such as "0-3,8"; None stands for "self". Raises InputError for any
+    other kind and for options that contradict it, RefusedError if the requested backend does not
+    share its KV cache."""
     name, dtype = "self" if kind is None else f"self:{kind}", options.draft_dtype
     rounding = kind in ROUNDED_DTYPES
     layers = () if rounding or kind is None else _parse_layers(kind, target.facts.layers)
     if rounding and dtype not in (None, kind):
-        raise InputError(f"draft is {name!r}, draft_dtype {dtype!r}; leave one of them out")
+        raise InputError(f"draft is {name!r}, but draft_dtype is {dtype!r}; leave one of them out")
     options.refuse("same_tokenizer", "draft_revision", because="the draft is the target's copy")
     if options.runtime != "auto":
         _require_shared_cache(options.runtime)
@@ -101,14 +104,14 @@ def _require_shared_cache(runtime: str) -> None:
     """Raise RefusedError for a backend whose models cannot share their KV cache with a copy."""
     if runtime != "native":
         raise RefusedError(
-            f"draft='self' reads the target's own keys and values, which {runtime} does not share; "
+            f"draft='self' uses the target's own keys and values, which {runtime} does not share; "
             "give runtime='native', or draft='lookup'"
         )
 
 
 def list_target_copies(dtype: str, num_layers: int) -> list[str]:
     """Return the names of the copies worth trying for a target in `dtype` with `num_layers` layers:
-    each smaller rounding, and every other layer."""
+    one in each smaller rounded dtype, and one with every other layer."""
     every_other = sorted({*range(0, num_layers, 2), num_layers - 1})
     layer_subsets = [",".join(map(str, every_other))] if num_layers > len(every_other) else []
     return [f"self:{kind}" for kind in (*list_smaller_dtypes(dtype), *layer_subsets)]
@@ -121,8 +124,8 @@ def _parse_layers(kind: str, num_layers: int) -> tuple[int, ...]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise InputError(
-                f"draft is {f'self:{kind}'!r:.60}; give self, self:int4, self:int8, or self: with "
-                "numbers of layers, such as self:0-3,8"
+                f"draft is {f'self:{kind}'!r:.60}; give self, self:int4, self:int8, or self: and "
+                "indices of layers, such as self:0-3,8"
             )
         layers += range(int(first), min(int(last if dash else first), num_layers) + 1)
     if (
@@ -133,21 +136,23 @@ def _parse_layers(kind: str, num_layers: int) -> tuple[int, ...]:
     ):
         raise InputError(
             f"draft is {f'self:{kind}'!r:.60}; give some of the target's {num_layers} layers, 0 to "
-            f"{num_layers - 1}, in order"
+            f"{num_layers - 1}, in order and not all"
         )
     return tuple(layers)
 
 
 def is_import_path(draft: str) -> bool:
-    """Return whether a draft is spelled MODULE:ARGUMENT."""
+    """Return whether `draft` has the form MODULE:ARGUMENT, the user's own module that makes a
+    drafter."""
     module, colon, _ = draft.partition(":")
     return bool(colon) and all(part.isidentifier() for part in module.split("."))
 
 
 def import_drafter(draft: str) -> Callable[[LoadedTarget], Drafter] | None:
-    """Import the module of MODULE:ARGUMENT, also from the current folder, and return a function
-    that makes the drafter for a target; None if there is no such module. Raises InputError for a
-    module without a function `drafter`, and any exception of the module itself."""
+    """Import MODULE of a draft "MODULE:ARGUMENT", from the current folder or an installed package.
+    Returns a function that makes the drafter for a loaded target; None if there is no such module.
+    Raises InputError if the module has no function `drafter`, and any exception that the module
+    itself raises."""
     name, _, argument = draft.partition(":")
     module = _import_module(name)
     if module is None:
@@ -162,7 +167,8 @@ def import_drafter(draft: str) -> Callable[[LoadedTarget], Drafter] | None:
 
 
 def _import_module(name: str) -> ModuleType | None:
-    """Return the module; None if it, or the package that contains it, cannot be found."""
+    """Return the module of this name; None if no such module exists. The current folder is searched
+    last."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
     try:
@@ -176,8 +182,8 @@ def _import_module(name: str) -> ModuleType | None:
 def _make_drafter(
     draft: str, make: Callable[[str, LoadedTarget], object], argument: str, target: LoadedTarget
 ) -> Drafter:
-    """Return the drafter that the module's function makes. Raises InputError if the result is not a
-    drafter or has another vocabulary."""
+    """Return the drafter that the module's function `make` returns for `argument` and `target`.
+    Raises InputError if the result is not a drafter or has another vocabulary."""
     result = make(argument, target)
     if isinstance(result, type) or not hasattr(result, "propose"):
         raise InputError(
@@ -189,7 +195,7 @@ def _make_drafter(
     return drafter
 
 
-# Drafts by name; a name that ends in ":" is followed by the kind of copy
+# Functions that plan the drafter of each name. After a name that ends in ":" comes an argument
 DRAFTS_BY_NAME: dict[str, Callable[[str, TargetInfo, LoadOptions], Callable[..., Drafter]]] = {
     "self": lambda kind, target, options: _plan_target_copy(None, target, options),
     "self:": _plan_target_copy,
@@ -201,7 +207,8 @@ DRAFTS_BY_NAME: dict[str, Callable[[str, TargetInfo, LoadOptions], Callable[...,
 
 
 def is_draft_name(draft: object) -> bool:
-    """Return whether this is the name of a draft that does not restrict the target's backend."""
+    """Return whether `draft` names a drafter (such as "lookup", "self:int4" or MODULE:ARGUMENT)
+    rather than a model. Such a draft does not affect which backend runs the target."""
     if not isinstance(draft, str):
         return False
     return "".join(draft.partition(":")[:2]) in DRAFTS_BY_NAME or is_import_path(draft)
@@ -213,8 +220,8 @@ def resolve_draft(
     options: LoadOptions,
     placement: Placement,
 ) -> PendingDraft:
-    """Return the draft, checked against the target; a draft that is a model is loaded. Raises
-    InputError for an unknown draft, RefusedError for one that does not fit."""
+    """Return the draft after checking it against the target; a draft model is loaded here. Raises
+    InputError for an unknown draft, RefusedError for a draft that does not fit the target."""
     if draft == "mtp":
         return _resolve_hidden_state_draft(None, target, options)
     if (
@@ -246,9 +253,9 @@ def resolve_draft(
 def _resolve_hidden_state_draft(
     draft: published_drafts.PublishedDraft | None, target: TargetInfo, options: LoadOptions
 ) -> PendingDraft:
-    """Return a draft over the target's hidden states; `draft` None: the target's own layer for
-    multi-token prediction."""
-    # imported late: it imports transformers' networks, which takes seconds and only it needs
+    """Return a draft that uses the target's hidden states. `draft` None stands for the target's own
+    layer for multi-token prediction."""
+    # imported late: it imports transformers' networks, which takes seconds; others need none
     from foretoken.loading.hidden_state_drafts import prepare_draft, prepare_mtp
 
     options.refuse("same_tokenizer", because="the draft has the target's tokens")
@@ -263,8 +270,9 @@ def _refuse_model_options(name: str, options: LoadOptions) -> None:
 def _resolve_named_draft(
     draft: str, target: TargetInfo, options: LoadOptions
 ) -> Callable[[LoadedTarget], Drafter] | None:
-    """Return a function that makes the draft of that name; None for the name of a model. Raises
-    InputError for a mistyped name, listing all names, and as `import_drafter` does."""
+    """Return a function that makes the drafter of this name; None if it is not a drafter's name, so
+    it must be a model's. Raises InputError for a name that looks mistyped, with a list of all
+    names, and the errors of `import_drafter`."""
     name, colon, rest = draft.partition(":")
     if name + colon in DRAFTS_BY_NAME:
         if name != "self":
@@ -287,7 +295,8 @@ def _resolve_named_draft(
     if is_import_path(draft):
         raise InputError(
             f"draft is {draft!r:.100}, but there is no module {name}; give one that can be "
-            "imported from the current folder or is installed, or a folder or hub id of a model"
+            "imported (from the current folder or an installed package), or a model's folder or "
+            "hub id"
         )
     return None
 
@@ -333,18 +342,21 @@ def _load_model_draft(
 
 def _require_kind(name: str, encoder_decoder: bool, target: TargetInfo) -> None:
     if encoder_decoder and not target.facts.encoder_decoder:
-        raise RefusedError(f"{name} is an encoder-decoder: it cannot draft for a causal target")
+        raise RefusedError(
+            f"{name} is an encoder-decoder, which cannot draft for a decoder-only target; give a "
+            "decoder-only draft"
+        )
 
 
 def _require_ids(tokenizer: PreTrainedTokenizerBase | None, *models: tuple[str, int]) -> None:
-    """Raise RefusedError if a model lacks ids of the tokenizer that `same_tokenizer` declares
-    shared."""
+    """Raise RefusedError if one of the `models` (name and V) has fewer output rows than `tokenizer`
+    has ids. `same_tokenizer` declares that both models use this tokenizer."""
     last = max(tokenizer.get_vocab().values(), default=-1) if tokenizer else -1
     for name, V in models:
         if V <= last:
             raise RefusedError(
                 f"same_tokenizer is True, but the tokenizer has ids up to {last}, and {name} has "
-                f"{V} output rows; give a draft of the target's tokenizer, or leave it out"
+                f"{V} output rows; give a draft of the target's tokenizer, or same_tokenizer=False"
             )
 
 

@@ -1,10 +1,9 @@
-"""Choices made when a model is loaded without them: the draft of a target, and the precision of a
-draft.
+"""Choice of a target's draft, and of a draft's precision, when the caller of `load` gives none.
 
-`Speculator.prepared` makes the choice, from costs and acceptance measured on the pair. This
-converts drafts and takes up to minutes, so requests do not wait for it. A choice is stored until
-weights, precision, versions or the machine change: until then, a command runs with the same draft
-each time. Does not depend on how a model is built.
+`Speculator.prepared` makes the choice, from costs and acceptance measured on the pair. Measuring
+converts drafts and takes up to minutes, so requests do not wait for it. The choice is stored, so
+that a command runs with the same draft each time, until weights, precision, versions or the machine
+change. Does not depend on how a model is built.
 """
 
 from __future__ import annotations
@@ -36,16 +35,17 @@ from foretoken.storage.cache import load_cached_values, save_cached_value
 log = logging.getLogger(__name__)
 
 DRAFT_CHOICES_FILE = "drafts.json"
-MIN_COPY_SPEEDUP = 1.05  # predicted, over plain decoding: a copy takes memory
-MIN_STEP_SECONDS = 1e-3  # of a plain step: in shorter ones, work outside the models dominates
-MIN_ROUNDING_SPEEDUP = 1.02  # predicted, of a rounded draft over the unrounded one
-# Bounds for an int8 draft, by an int4 draft: at least this times its time, at most this alpha
+MIN_COPY_SPEEDUP = 1.05  # predicted speedup over plain decoding: a copy takes memory
+MIN_STEP_SECONDS = 1e-3  # of a plain step: in shorter steps, work outside the models dominates
+MIN_ROUNDING_SPEEDUP = 1.02  # predicted speedup of a rounded draft over the unrounded one
+# An int8 draft takes at least this times as long as an int4 draft; its alpha is at most this
 MIN_INT8_TIME_RATIO, MAX_INT8_ALPHA = (1.3, 0.99)
 
 
 def choose_draft(lookup_spec: Speculator, target: LoadedTarget) -> Speculator:
-    """Return `lookup_spec`, or by the stored choice the target with a rounded copy of itself as
-    drafter, preceded by look-up for repeated text. Without a stored choice, `lookup_spec`."""
+    """Return the Speculator that the stored choice selects: `lookup_spec`, or the target with
+    look-up for repeated text and a rounded copy of itself as drafter. Without a stored choice,
+    return `lookup_spec` with a `choose` that measures."""
     if lookup_spec.target.runtime != "native":  # only native shares its KV cache with a copy
         return lookup_spec
     make_copy_spec = cache(partial(_make_copy_spec, lookup_spec, target))
@@ -63,8 +63,9 @@ def choose_draft(lookup_spec: Speculator, target: LoadedTarget) -> Speculator:
 def choose_draft_dtype(
     spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]
 ) -> Speculator:
-    """Return `spec`, whose draft is in `dtype`, or the same with its draft in int8 or int4, by the
-    stored choice; without a stored choice, `spec`."""
+    """Return the Speculator that the stored choice selects: `spec`, whose draft is in `dtype`, or
+    `spec` with the draft that `make` returns for int8 or int4. Without a stored choice, return
+    `spec` with a `choose` that measures."""
     make_cached = cache(make)
 
     def apply(kind: str) -> Speculator:
@@ -85,8 +86,9 @@ def choose_draft_dtype(
 def _apply_stored_choice(
     spec: Speculator, measure: Callable[[], str], apply: Callable[[str], Speculator]
 ) -> Speculator:
-    """Return `apply` of the choice stored for this pair: a rounding, or "" for none. Without one,
-    return `spec` with a `choose` that measures, stores the choice and applies it."""
+    """Return `apply(choice)` for the choice that is stored for this pair: int8, int4, or "" for no
+    rounded draft. Without a stored choice, return `spec` with a `choose` that measures, then stores
+    and applies the choice."""
     name = stored_costs.make_key(spec.target, spec.drafter, DRAFT_CHOICES_FILE)
     kind = load_cached_values(DRAFT_CHOICES_FILE).get(name) if name else None
     if kind in (*ROUNDED_DTYPES, ""):
@@ -104,7 +106,8 @@ def _apply_stored_choice(
 
 
 def _measure_fastest_dtype(spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]) -> str:
-    """Return the draft's fastest precision, or "" if that is the precision it has."""
+    """Return the rounded dtype with which the draft is predicted to give the most tokens a second;
+    "" if rounding gains nothing over its own `dtype`."""
     best, base = "", spec.costing.get_step_costs(DEFAULT_PARAMS)
     best_rate = _predict_tokens_per_second(base)
     for smaller_dtype in list_smaller_dtypes(dtype):
@@ -114,7 +117,8 @@ def _measure_fastest_dtype(spec: Speculator, dtype: str, make: Callable[[str], L
             log.info("%s cannot draft in %s: %s", spec.draft_name, smaller_dtype, error)
             break
         measured = rounded_spec.costing.get_step_costs(DEFAULT_PARAMS)
-        # One sequence cannot distinguish two acceptances; rounding to int8 costs none
+        # Measuring one sequence cannot distinguish two close acceptances. Rounding to int8 does not
+        # change acceptance; for int4, take the lower one
         prior = (
             base.prior
             if smaller_dtype == "int8"
@@ -131,7 +135,8 @@ def _measure_fastest_dtype(spec: Speculator, dtype: str, make: Callable[[str], L
 def _measure_fastest_copy(
     lookup_spec: Speculator, make_copy_spec: Callable[[str], Speculator | None]
 ) -> str:
-    """Return the kind of the fastest copy, or "" if none is faster than look-up."""
+    """Return the rounded dtype of the target's fastest copy; "" if no copy is predicted to be
+    faster than plain decoding by MIN_COPY_SPEEDUP."""
     if lookup_spec.costing.get_step_costs(DEFAULT_PARAMS).step_seconds(0) < MIN_STEP_SECONDS:
         return ""
     best, best_speedup, bound = "", MIN_COPY_SPEEDUP, float("inf")
@@ -150,7 +155,8 @@ def _measure_fastest_copy(
 
 
 def _make_copy_spec(lookup_spec: Speculator, target: LoadedTarget, kind: str) -> Speculator | None:
-    """Return the target with its copy as drafter; None if it cannot have one."""
+    """Return a Speculator of the target with look-up and its copy in the dtype `kind` as drafter;
+    None if such a copy cannot be made."""
     name = f"self:{kind}"
     try:
         drafter = make_target_copy(name, kind, target)

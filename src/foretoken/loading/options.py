@@ -19,14 +19,14 @@ from foretoken.sampling.options import check_options, get_options, option
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ROUNDED_DTYPES = ("int8", "int4")  # rounded weights: another model, on the CPU only
+ROUNDED_DTYPES = ("int8", "int4")  # rounded weights make another model; on the CPU only
 DTYPE_NAMES = ("float32", "float64", "bfloat16", "float16", *ROUNDED_DTYPES, "auto")
 RUNTIME_NAMES = ("auto", "transformers", "native", "graphs", "compiled")
 TAP_KINDS = ("inputs", "outputs")
 
 
 def list_smaller_dtypes(dtype: str) -> tuple[str, ...]:
-    """Return the roundings that take fewer bytes than weights in `dtype`."""
+    """Return the rounded dtypes (int8, int4) that take fewer bytes than `dtype`."""
     return ROUNDED_DTYPES[ROUNDED_DTYPES.index(dtype) + 1 if dtype in ROUNDED_DTYPES else 0 :]
 
 
@@ -34,9 +34,9 @@ def list_smaller_dtypes(dtype: str) -> tuple[str, ...]:
 class LoadOptions:
     """Options of `foretoken.load` in addition to target and draft, checked on creation.
 
-    The group of a declaration determines the commands that take the option: "origin" those that
-    load a model, "reading" those that load a target, "placing" those that run a model, "target"
-    those that generate, "pair" those with a draft.
+    An option's `group` determines which commands take it: "origin" commands that load a model,
+    "reading" commands that load a target, "placing" commands that run a model, "target" commands
+    that generate, "pair" commands with a draft.
     """
 
     dtype: str = option(
@@ -99,8 +99,8 @@ class LoadOptions:
     draft_taps: str | None = option(
         None,
         Choice(TAP_KINDS),
-        "Layer ids of an EAGLE-3 draft mean the layers' inputs or outputs. Default: as its file "
-        "specifies, else the better choice, measured.",
+        "Read the layer ids of an EAGLE-3 draft as the layers' inputs or outputs. Default: as its "
+        "file specifies, else the reading with the higher measured alpha.",
         "Loading",
         group="pair",
     )
@@ -110,7 +110,8 @@ class LoadOptions:
     same_tokenizer: bool = option(
         False,
         as_flag,
-        "Equal ids are equal tokens in target and draft; for tokenizers that cannot be compared.",
+        "Trust that equal ids are equal tokens in target and draft, if their tokenizers cannot be "
+        "compared.",
         None,
     )
 
@@ -118,7 +119,8 @@ class LoadOptions:
         check_options(self)
 
     def refuse(self, *names: str, because: str) -> None:
-        """Raise InputError if one of these options is given, for this reason."""
+        """Raise InputError if one of the options `names` is set. `because` is the reason in its
+        message: "NAME is VALUE, but BECAUSE; leave it out"."""
         for name in names:
             if (value := getattr(self, name)) not in (None, False):
                 raise InputError(f"{name} is {value!r:.60}, but {because}; leave it out")

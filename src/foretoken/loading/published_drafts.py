@@ -1,5 +1,5 @@
-"""Drafts published for a target (EAGLE-3, MTP, DFlash, DSpark, assistants): the kind of draft in a
-folder or on the hub."""
+"""Drafts that were published for one target (EAGLE-3, MTP, DFlash, DSpark, assistants). A folder or
+hub id is recognized as such a draft, and its kind determined, by its config."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ARCHITECTURE_KINDS = (("Eagle3", "eagle3"), ("DSpark", "dspark"), ("DFlash", "df
 
 @dataclass(frozen=True, slots=True)
 class PublishedDraft:
-    """A draft in a folder that cannot run without its target."""
+    """A draft in a folder that was published for one target and cannot run without it."""
 
     name: str
     folder: Path
@@ -52,13 +52,15 @@ class PublishedDraft:
         return sorted(file for pattern in DRAFT_FILE_PATTERNS for file in self.folder.glob(pattern))
 
     def list_custom_code(self) -> list[str]:
-        """Return the part of the cache key that separates it from a model in the same folder."""
+        """Return the part of a conversion's cache key that distinguishes this draft from a model in
+        the same folder."""
         return [f"a draft of kind {self.kind}, in a context of its own"]
 
 
 def find_published(name: str | Path, revision: str | None) -> PublishedDraft | None:
-    """Return the draft in a folder or on the hub; None for a model or if the config cannot be read.
-    Raises InputError for a draft that the hub does not provide."""
+    """Return the published draft in a folder or on the hub; None if `name` is a model or its config
+    cannot be read. A draft on the hub is downloaded. Raises InputError if the draft cannot be
+    downloaded, or if a revision is given for a folder."""
     folder = Path(name) if hub.is_folder(name) else None
     if folder is not None:
         hub.resolve_options(str(name), revision)  # raises for a revision of a folder
@@ -83,7 +85,8 @@ def get_cached_kind(name: str, revision: str | None) -> str | None:
 
 
 def _read_config(file: Path | None) -> dict[str, Any]:
-    """Return a config; {} if it cannot be read, which loading it as a model reports."""
+    """Return the config in a file; {} if it cannot be read. Loading it as a model then raises the
+    error."""
     try:
         config = parse_json(file.read_text()) if file else {}
     except (OSError, ValueError):

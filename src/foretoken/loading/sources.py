@@ -1,9 +1,9 @@
 """Models and tokenizers from a folder or the hub. Missing or contradictory files are refused,
 never filled in.
 
-Names of transformers are looked up on its module at the time of use: importing networks and
-families takes seconds, which a cached conversion does not need. Depends neither on the use of a
-model nor on the backend that runs it.
+transformers' classes are looked up as attributes of its module when they are used, because
+importing them takes seconds and a cached conversion needs none of them. Depends neither on the use
+of a model nor on the backend that runs it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model that can be loaded; its parts are read on first use."""
+    """A model in a folder, in a GGUF file or on the hub. Its config and structure are read when
+    they are first used."""
 
     name: str
     path: str  # a folder or a hub id
@@ -67,7 +68,7 @@ class ModelSource:
 
     @property
     def gguf(self) -> Path | None:
-        """The GGUF file that holds the model; None if it is not in one."""
+        """The GGUF file that holds the model; None if the model is not in a GGUF file."""
         name = self.options.get("gguf_file")
         return Path(self.path) / name if name else None
 
@@ -112,8 +113,9 @@ class ModelSource:
 
     @cached_property
     def structure(self) -> PreTrainedModel:
-        """The network on the meta device, with its generation config. Raises InputError and
-        RefusedError."""
+        """The transformers network with its generation config, but without weights (on the device
+        "meta"). Raises InputError if the model's files are invalid or contradict each other,
+        RefusedError for a model that does not generate text."""
         if hub.is_folder(self.path) and not self.gguf:
             check_file(Path(self.path))
         auto = _choose_auto_class(self.config, self.name, self.trust)
@@ -127,7 +129,7 @@ class ModelSource:
         weights.require_matching_layers(
             self.name, network, self._dtypes, in_gguf=self.gguf is not None
         )
-        if self.gguf:  # the file's other settings are in the model's config
+        if self.gguf:  # transformers puts the file's other settings into the config
             settings: Any = network.generation_config
             settings.eos_token_id = gguf.find_end_ids(self.gguf, list_ids(settings, "eos_token_id"))
             return network.eval()
@@ -139,7 +141,8 @@ class ModelSource:
         return network.eval()
 
     def list_custom_code(self) -> list[str]:
-        """Return the source code of the model's classes that are not transformers' own."""
+        """Return the source code of the model's classes that are not transformers' own, as part of
+        the cache key of conversions. For a GGUF file, which has none, this is a version mark."""
         if self.gguf:
             return ["all ends of the file"]  # earlier conversions of a GGUF file had one end token
         if not self.trust:
@@ -206,7 +209,7 @@ class ModelSource:
 
     @property
     def adapter_files(self) -> list[Path]:
-        """The files of its adapter; [] without one."""
+        """The files of the adapter to merge; [] if there is no adapter."""
         return [] if self.adapter is None else adapters.list_files(self.adapter)
 
     @property
@@ -215,8 +218,8 @@ class ModelSource:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if it cannot be read, which loading the model
-    reports."""
+    """Return the JSON object in a file; {} if it cannot be read. Loading the model then raises the
+    error."""
     try:
         content = parse_json(file.read_text())
     except (OSError, ValueError):
@@ -227,9 +230,10 @@ def _read_json(file: Path) -> dict[str, Any]:
 def find_source(
     name: str | Path, revision: str | None, trust: bool, adapter: str | Path | None = None
 ) -> ModelSource:
-    """Return the model in a folder or on the hub, with an adapter if one is given. Raises
-    InputError if there is no such model, RefusedError for an adapter given as the model and for a
-    second adapter."""
+    """Return the source of a model, without loading weights. `name` is a folder, a GGUF file or a
+    hub id; `adapter`, unless None, is an adapter to merge into the model. Raises InputError if
+    there is no such model, RefusedError if `name` is an adapter itself, or a model with its own
+    adapter and `adapter` is a second one."""
     path, options = hub.resolve_path(name), {"revision": revision, "trust_remote_code": trust}
     if hub.is_folder(path) and (Path(path) / adapters.ADAPTER_CONFIG_FILE).exists():
         if _read_json(Path(path) / "config.json").get("has_lora_adapter") is not True:
@@ -238,7 +242,7 @@ def find_source(
         adapters.find_adapter(path)  # raises an error with the remedy
         if adapter is not None:
             raise RefusedError(
-                f"{name} has an adapter of its own and takes no second one; leave adapter out"
+                f"{name} has an adapter of its own and supports no second one; leave adapter out"
             )
     adapter_folder = None if adapter is None else adapters.find_adapter(adapter)
     shown_name = named_models.get_shipped_name(name)
@@ -255,7 +259,7 @@ def find_source(
 
 def is_network(model: object) -> TypeGuard[PreTrainedModel]:
     """Return whether `model` is a network of transformers. Does not import transformers' model
-    module, which takes seconds: until something else has, no network exists."""
+    module, which takes seconds: no network can exist before other code has imported it."""
     modeling = sys.modules.get("transformers.modeling_utils")
     return modeling is not None and isinstance(model, modeling.PreTrainedModel)
 
@@ -266,8 +270,9 @@ def resolve_model(
     trust: bool,
     adapter: str | Path | None = None,
 ) -> ModelSource | PreTrainedModel:
-    """Return the model in a folder or on the hub, as `find_source` does, or the given network.
-    Raises InputError for a network given with an adapter, or with a context length of 0."""
+    """Return the source of a model in files, as `find_source` does, or the network itself if
+    `model` is a network in memory. Raises InputError if `adapter` is given for a network in memory,
+    or if the network's config has a context length of 0."""
     if not is_network(model):
         return find_source(cast(str | Path, model), revision, trust, adapter)
     if adapter is not None:
@@ -288,7 +293,8 @@ def unwrap_model(model: object, name: str) -> object:
         name: Name of the argument, for error messages.
 
     Raises:
-        InputError: A pipeline, or an adapter's wrapper, whose weights are not the network's.
+        InputError: `model` is a pipeline or another object around a network, or has an adapter that
+            is not merged into its weights.
     """
     while attribute := WRAPPED_ATTRIBUTES.get(
         f"{type(model).__module__}.{type(model).__qualname__}"
@@ -315,8 +321,8 @@ def unwrap_model(model: object, name: str) -> object:
 
 
 def _require_weights(name: str, kind: str, report: dict[str, Any]) -> None:
-    """Raise InputError if weights are missing or have another shape; transformers would initialize
-    them at random."""
+    """Raise InputError if transformers' loading `report` lists weights that the files lack or have
+    in another shape: transformers initializes these at random."""
     missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
     if missing:
         raise InputError(
@@ -364,7 +370,7 @@ def _choose_auto_class(config: PreTrainedConfig, name: str, trust: bool) -> Any:
 
 def _make_image_auto_class() -> Any:
     """Return an auto class for models that generate images token by token (ImageGPT): transformers
-    has only their mapping."""
+    has the mapping of such models, but no auto class."""
     auto: Any = transformers.models.auto  # its submodules are imported on attribute access
     mapping = {"_model_mapping": auto.modeling_auto.MODEL_FOR_CAUSAL_IMAGE_MODELING_MAPPING}
     base = auto.auto_factory._BaseAutoModelClass
@@ -378,8 +384,9 @@ def load_tokenizer(
     *,
     required: bool = False,
 ) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer in a folder or on the hub. If there is none, returns None, or raises
-    InputError if `required`."""
+    """Return the tokenizer of a folder, a GGUF file or a hub id; a tokenizer object unchanged. If
+    there is no tokenizer, returns None, or raises InputError if `required`. Raises InputError for a
+    tokenizer that cannot be read."""
     if isinstance(model, transformers.PreTrainedTokenizerBase):
         return model
     if is_network(model):
@@ -413,8 +420,8 @@ def load_tokenizer(
 
 
 def get_processor_loader(model: ModelSource) -> Callable[[], Any] | None:
-    """Return a function that loads a model's processor of images and audio, once; None if its
-    folder holds none."""
+    """Return a function that loads a model's processor of images and audio at its first call, and
+    returns the same processor later; None if the model's folder holds no processor."""
     if model.gguf or (hub.is_folder(model.path) and not _has_any(model.path, PROCESSOR_FILES)):
         return None
 
@@ -433,8 +440,8 @@ def get_processor_loader(model: ModelSource) -> Callable[[], Any] | None:
 
 
 def _load_tokenizer(name: str | Path, options: dict[str, Any]) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that AutoTokenizer makes. Its choice of a class for a folder is cached:
-    to choose, it imports the configs of all families, which takes a second."""
+    """Return the tokenizer that AutoTokenizer makes. The class that it chooses for a folder is
+    cached, because choosing imports the configs of all families, which takes a second."""
     local = hub.is_folder(name) and not options["trust_remote_code"]
     key = _compute_class_key(Path(name)) if local else ""
     module, _, kind = str(load_cached_values(TOKENIZER_CLASSES_FILE).get(key)).partition(":")

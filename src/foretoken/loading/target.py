@@ -1,6 +1,6 @@
-"""A target before and after loading. All facts that a draft is checked against come from the
-model's files, so that a draft that does not fit is refused before the target is loaded or
-converted. Does not depend on the kinds of drafts.
+"""A target before and after it is loaded. Drafts are checked against the target's files alone, so
+that a draft that does not fit is refused before the target is loaded or converted. Does not depend
+on the kinds of drafts.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ GGUF_EMBEDDING, GGUF_OUTPUT = "token_embd.weight", "output.weight"  # names in G
 def add_turn_ends(
     ends: EndTokens, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[EndTokens, str | None]:
-    """Return a model's end tokens and a remark. A token of the chat template that is known to end
-    turns is added if the model's files do not name it; for an unknown one, the remark alone says
-    so. The remark is None if there is nothing to add."""
+    """Return a model's end tokens, completed by the token with which its chat template ends turns,
+    and a remark to log. If that token is not a well-known end of turn, it is not added, and the
+    remark describes how to add it. The remark is None if the end tokens already include the token,
+    or if there is no chat template."""
     names = [] if tokenizer is None else find_turn_end_tokens(tokenizer)
     if tokenizer is None or not names:
         return ends, None
@@ -52,7 +53,8 @@ def add_turn_ends(
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
-    """A target before it is loaded: everything that a draft is checked against."""
+    """The description of a target from its files, before its weights are loaded. Drafts are checked
+    against it."""
 
     name: str
     facts: ModelFacts
@@ -66,7 +68,7 @@ class LoadedTarget:
     """A loaded target, as passed to the function `drafter` of your own module (docs/drafts.md).
 
     Attributes:
-        info: The facts that were known before it was loaded.
+        info: The target's description from its files: name, generation config, tokenizer.
         model: The model that scores tokens. `model.hidden`, if present, holds the inputs of its
             output layer at the positions of the last forward pass.
 
@@ -81,23 +83,26 @@ class LoadedTarget:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the output layer: the size of a drafter's distributions."""
+        """The number V of rows of the output layer, which a drafter's distributions must have
+        too."""
         return self.model.vocab_size
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer; None if it has none and prompts must be token ids."""
+        """The tokenizer; None if the target has none. Prompts must then be token ids."""
         return self.info.tokenizer
 
     @property
     def structure(self) -> PreTrainedModel:
-        """The network; its weights may be missing (on the device "meta"). Holds the config."""
+        """The transformers network with its config and modules; its weights may be missing (on the
+        device "meta")."""
         return self.info.facts.structure
 
     @property
     def network(self) -> PreTrainedModel:
-        """The network with its weights: the running one if torch runs it, else loaded again in
-        float32, so keep references only to the layers that you need."""
+        """The transformers network with its weights. It is the running network if the target runs
+        on torch; otherwise it is loaded again, in float32, so keep references only to the layers
+        that you need."""
         return TargetEmbeddings(self.info.facts, self.model).network
 
     def make_speculator(self, drafter: Drafter, draft_name: str) -> Speculator:
@@ -119,21 +124,21 @@ class LoadedTarget:
 
 @dataclass(frozen=True, slots=True)
 class PendingDraft:
-    """A draft that fits its target, before the target is loaded."""
+    """A draft that fits its target and waits until the target is loaded."""
 
     attach: Callable[[LoadedTarget], Drafter]  # makes the drafter, once the target is loaded
-    # loads the draft in another precision that may be faster; None if a precision was given
+    # loads the draft in int8 or int4, which may be faster; None if its precision must not change
     load_rounded: Callable[[str], LMDrafter] | None = None
     taps: tuple[int, ...] = ()  # layers whose inputs the target must expose
-    runtime: str | None = None  # that the target must run on; None: any
+    runtime: str | None = None  # backend that the target must run on; None: any
 
 
 class TargetEmbeddings:
-    """A target's embeddings and output layer, read from its files without the rest if possible: a
-    draft that shares them must not load the target twice."""
+    """A target's embedding and output layer, for drafts that share them. If possible, only these
+    weights are read from the target's files, so that the whole target is not loaded twice."""
 
     def __init__(self, facts: ModelFacts, model: Model | None) -> None:
-        """`model`: the loaded target; None before it is loaded."""
+        """`model` is the loaded target, or None if the target is not loaded yet."""
         self.facts = facts
         self._network: Any = None if model is None else model.model  # None unless on torch
         if self._network is None and facts.source is None:
@@ -168,13 +173,15 @@ class TargetEmbeddings:
 
     @property
     def network(self) -> Any:
-        """The network with its weights, loaded here unless torch runs it."""
+        """The transformers network with its weights: the running network if the target runs on
+        torch, else loaded here in float32 at the first use."""
         if self._network is None:
             self._network = self.facts.load_network("float32", torch.device("cpu"))
         return self._network
 
     def _read_weight(self, weight: Any) -> Tensor | None:
-        """Read the weight from the target's files; None if they do not hold it by itself."""
+        """Return the values of a weight of the structure, read from the target's files; None if the
+        target has no folder, if an adapter changes it, or if its files do not hold this weight."""
         folder, structure = self.facts.folder, self.facts.structure
         if folder is None or folder.adapter:
             return None

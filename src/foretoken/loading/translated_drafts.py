@@ -1,5 +1,5 @@
-"""A draft model with another tokenizer than the target's: its draft tokens are translated, by the
-one of two methods that a trial on the loaded target finds better.
+"""Draft models with another tokenizer than the target's. Their draft tokens are translated by the
+better of two methods, which is found by a trial on the loaded target.
 
 Both methods are those of Timor et al. 2025 (arXiv 2502.05202); see
 `models.vocabularies.translated`.
@@ -37,20 +37,20 @@ WAY_NAMES = {True: "by its text", False: "by shared tokens"}
 
 
 class _Trial(NamedTuple):
-    """Acceptance with one method of drafting."""
+    """The result of a trial of one method at one temperature."""
 
     tokens_per_step: float  # new tokens / forward passes of the target
     alpha: float
-    sequences: list[list[int]]  # of the target, prompts included
+    sequences: list[list[int]]  # the target's token ids, prompts included
 
 
 ModelVocabulary = tuple[str, "PreTrainedTokenizerBase | None", int]  # name, tokenizer and V
 
 
 def make_dictionary(draft: ModelVocabulary, target: ModelVocabulary) -> VocabularyMap | None:
-    """Return the map between both vocabularies; None if their ids mean the same tokens, or if a
-    tokenizer is missing. Raises RefusedError if they share no token, and as
-    `Vocabulary.from_tokenizer`."""
+    """Return the map between the vocabularies of draft and target; None if equal ids are equal
+    tokens in both, or if a tokenizer is missing. Raises RefusedError if they share no token, or if
+    `Vocabulary.from_tokenizer` refuses a tokenizer."""
     (name, draft_tokenizer, draft_V), (target_name, target_tokenizer, V) = draft, target
     if (
         draft_tokenizer is None
@@ -69,9 +69,9 @@ def make_dictionary(draft: ModelVocabulary, target: ModelVocabulary) -> Vocabula
 def make_translated_drafter(
     name: str, model: Model, dictionary: VocabularyMap, target: LoadedTarget
 ) -> LMDrafter:
-    """Return the drafter of a model with another vocabulary than the target's. A trial on a few
-    prompts, of seconds, chooses the better method at temperature 0 and above 0; its seed is
-    fixed."""
+    """Return the drafter of a model with another vocabulary than the target's. A trial of a few
+    seconds, on a few prompts with a fixed seed, chooses the better method for temperature 0 and,
+    separately, for temperatures above 0."""
     V = target.model.vocab_size
 
     def make_drafter(by_text: TextDrafting) -> LMDrafter:

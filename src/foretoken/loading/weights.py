@@ -1,8 +1,8 @@
-"""Weights in a model's files, read by name without building the model. Headers that contradict the
-config are refused before anything is built or loaded; quantized weights are loaded dequantized if
+"""Reads weights from a model's files by name, without building the model, and checks the files'
+headers against the model's config before anything is loaded. Quantized weights are dequantized if
 transformers can do so.
 
-Does not check shapes: transformers does, as it loads.
+Does not check shapes: transformers checks them while it loads the weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ INTEGER_DTYPE = re.compile(r"(torch\.)?(u?int\d+|[iu]\d+|bool)", re.IGNORECASE)
 
 
 class FolderWeights:
-    """The weights in a folder. Raises InputError if there are none or they cannot be read."""
+    """The weights in a folder. Its methods and properties raise InputError if the folder holds no
+    weights or they cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -109,7 +110,7 @@ def _read_tensors(file: Path, keys: list[str]) -> dict[str, Tensor]:
 
 def read_dtypes(path: str, file: Path | None) -> dict[str, str]:
     """Return the dtype of each weight by its name, from the folder or its GGUF file; {} if the
-    files are not on this machine or are damaged, which loading reports."""
+    files are not on this machine or are damaged. Loading damaged files raises the error."""
     if file is not None:
         try:
             return {each.name: each.tensor_type.name for each in gguf.read_header(file).tensors}
@@ -122,7 +123,8 @@ def read_dtypes(path: str, file: Path | None) -> dict[str, str]:
 
 
 def require_layer_count(name: str, config: PreTrainedConfig, dtypes: dict[str, str]) -> None:
-    """Raise InputError for a config with more layers than there are weights, or with none."""
+    """Raise InputError if a config has no layers, or more layers than the files have weights (more
+    than MAX_LAYERS if `dtypes` is empty)."""
     parts = [getattr(config, part, None) for part in config.sub_configs]
     for part in filter(None, [config, *parts]):
         for entry in LAYER_COUNT_FIELDS:
@@ -136,7 +138,7 @@ def require_layer_count(name: str, config: PreTrainedConfig, dtypes: dict[str, s
                     else f"{MAX_LAYERS} is the limit"
                 )
                 raise InputError(
-                    f"{name} has {entry} {format_value(count)} in its config, {held}; give a "
+                    f"{name} has {entry} {format_value(count)} in its config, but {held}; give a "
                     "config and weights of one model"
                 )
             if count < 1 and entry == "num_hidden_layers":
@@ -180,8 +182,9 @@ def _is_weight(network: PreTrainedModel, key: str) -> bool:
 
 
 def require_layers(name: str, model_keys: Iterable[str], stored_keys: Iterable[str]) -> None:
-    """Raise InputError if the files hold more layers of a stack than the model has. A further layer
-    whose weights have other names does not count: it may be for multi-token prediction."""
+    """Raise InputError if the files (`stored_keys`) hold more layers of a stack than the model
+    (`model_keys`). An additional layer whose weights have other names than those of the model's
+    layers is allowed: it may be for multi-token prediction."""
     model_stacks, stored_stacks = _group_by_layer(model_keys), _group_by_layer(stored_keys)
     for stack, layers in model_stacks.items():
         parts, last = set[str]().union(*layers.values()), max(layers)
@@ -194,7 +197,8 @@ def require_layers(name: str, model_keys: Iterable[str], stored_keys: Iterable[s
 
 
 def _group_by_layer(names: Iterable[str]) -> dict[str, dict[int, set[str]]]:
-    """Return the names of each layer's weights: list of layers -> layer number -> names."""
+    """Return the names of each layer's weights: "layers.3.norm.weight" gives "norm.weight" at
+    ["layers"][3]."""
     stacks: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name in names:
         for number in re.finditer(r"\.(\d+)\.", name):

@@ -4,5 +4,5 @@
 TEXT_INPUTS = frozenset(
     "input_ids attention_mask token_type_ids special_tokens_mask length offset_mapping".split()
 )
-# Outputs that processors use themselves: the audio that each of their windows belongs to
+# Outputs that no model takes: here, the number of the audio to which each window belongs
 IGNORED_INPUTS = frozenset({"audio_chunk_index"})

@@ -1,4 +1,4 @@
-"""Audio in any form that callers give, converted to mono at the model's sampling rate."""
+"""Loads audio from files, bytes, data URLs and arrays as mono samples at a model's rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foretoken.media.data_urls import decode_data_url, is_data_url
 
 MIN_SAMPLING_RATE, MAX_SAMPLING_RATE = 1000, 768_000  # Hz
 BLOCK_FRAMES = 2**18  # frames that are decoded at a time
-UNKNOWN_FRAMES = 2**63 - 1  # in the header of a streamed file, which has no length
+UNKNOWN_FRAMES = 2**63 - 1  # stated by the header of a streamed file, which has no length
 MAX_LEVEL = 100.0  # full scale is 1: larger samples are in another unit or damaged
 VAGUE_ERROR_CODES = (0, 1, 29)  # error codes of libsndfile with a meaningless message
 AUDIO_REMEDY = "give an audio file (WAV, FLAC, OGG, MP3), a data URL, or an array of samples"
@@ -34,8 +34,9 @@ def load_audio(
         max_seconds: Maximum duration; None sets no limit.
 
     Raises:
-        InputError: It is none of these, empty, longer than `max_seconds`, not finite, far beyond
-            full scale, or cannot be decoded; soundfile is missing.
+        InputError: `value` is none of these, cannot be decoded, is empty or longer than
+            `max_seconds`, or has samples that are not finite or far beyond full scale; or soundfile
+            is missing.
 
     Examples:
         >>> import numpy
@@ -99,8 +100,9 @@ def _require_length(file: Any, label: str, max_seconds: float | None) -> None:
 
 
 def _decode(file: Any, label: str, max_seconds: float | None) -> NDArray[np.float32]:
-    """Return the samples that a file really holds: a truncated one has fewer than its header
-    states, for which `file.blocks()` would yield uninitialized memory."""
+    """Return the samples that a file really holds, with channels averaged. A truncated file holds
+    fewer samples than its header states; `file.blocks()` would yield uninitialized memory for the
+    rest."""
     # otherwise soundfile seeks after each read, which fails in a file of unknown length
     file.seekable = lambda: False
     parts, count = [np.zeros(0, np.float32)], 0
@@ -139,7 +141,7 @@ def _to_floats(value: Any, label: str) -> NDArray[np.float32]:
     if values.dtype.kind == "f":
         _require_levels(values, label)
         return values.astype("float32")
-    if str(values.dtype) not in ("int16", "int32"):  # others have no fixed range
+    if str(values.dtype) not in ("int16", "int32"):  # other types have no fixed range
         raise InputError(f"{label} is an array of {values.dtype}; give floats, -1 to 1, or int16")
     return (values / 2.0 ** (8 * values.itemsize - 1)).astype("float32")
 

@@ -1,4 +1,4 @@
-"""Images in any form that callers give, converted to PIL: upright, RGB, of limited size."""
+"""Loads images from files, bytes, data URLs, PIL images and arrays as upright RGB images of PIL."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def load_image(value: Any, label: str, max_pixels: int | None = None) -> Image:
         max_pixels: Maximum number of pixels; None is 100 million.
 
     Raises:
-        InputError: It is none of these, too large, has pixel values without a known range, or
-            cannot be decoded; or Pillow is missing.
+        InputError: `value` is none of these, cannot be decoded, is too large, or has pixel values
+            without a known range; or Pillow is missing.
 
     Examples:
         >>> import numpy
@@ -60,7 +60,7 @@ def load_image(value: Any, label: str, max_pixels: int | None = None) -> Image:
     _require_range(opened, label)
     try:
         return _to_rgb(ImageOps.exif_transpose(opened), _get_tiff_tags(opened))
-    except Image.DecompressionBombError:  # of a tile or another frame
+    except Image.DecompressionBombError:  # raised for a tile or another frame
         raise _make_size_error(label, max_pixels) from None
     except Exception as error:  # a truncated or invalid file
         raise InputError(
@@ -108,14 +108,16 @@ def _open_image(value: Any, label: str, max_pixels: int) -> Image:
 
 
 def _make_size_error(label: str, max_pixels: int) -> InputError:
-    """Return the error for an image that PIL refused to open: PIL's limit may be the lower one."""
+    """Return the error for an image that PIL refused because of its size. It states the lower limit
+    of `max_pixels` and PIL's own."""
     Image, *_ = _import_pillow(label)
     max_pixels = min(max_pixels, 2 * (Image.MAX_IMAGE_PIXELS or max_pixels))
     return InputError(f"{label} has more than {max_pixels:,} pixels; make it smaller")
 
 
 def _require_bytes(values: Any, label: str) -> Any:
-    """Return an array of bytes. Raises InputError for other dtypes, which have no fixed range."""
+    """Return `values` unchanged if it is an array of bytes. Raises InputError for other dtypes,
+    which have no fixed range."""
     if str(values.dtype) == "uint8":
         return values
     raise InputError(f"{label} is an array of {values.dtype}; give bytes (uint8), 0 to 255")

@@ -1,6 +1,6 @@
 """Images and audio of a prompt, as converted by the model's own processor.
 
-They are processed in the prefill or by the model's encoder; after that, a sequence is only its
+The model takes them in the prefill or in its encoder; later forward passes need only the sequence's
 tokens. Does not depend on models or processors.
 """
 
@@ -29,10 +29,11 @@ class Media:
     Attributes:
         ids: The prompt's token ids, with placeholders for its media; for an encoder-decoder the
             initial tokens of the decoder, possibly none.
-        inputs: Arguments of the model's forward or of its encoder, by name: tensors `[1, ..]` or
-            of all images of the prompt, or outputs that the model has computed from them.
-        encoded: Outputs of encoders for these inputs, by a key of each encoder: target and draft
-            compute those of a shared encoder once.
+        inputs: Arguments of the model's forward or of its encoder, by name: tensors `[1, ..]` for
+            the prompt or `[n, ..]` for its n images, or the outputs that an encoder has computed
+            from these.
+        encoded: Outputs of encoders for these inputs, by a key of each encoder, so that an encoder
+            that target and draft share runs only once.
     """
 
     ids: list[int]
@@ -40,8 +41,9 @@ class Media:
     encoded: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def fit_inputs(self, length: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-        """Return the inputs for a model, floats in its dtype. Inputs with one value for each prompt
-        token, such as token types, are truncated or zero-padded to `length`."""
+        """Return the inputs on a model's device, with floating-point tensors in its dtype. Inputs
+        with one value for each prompt token, such as token types, are truncated or zero-padded to
+        `length`."""
         n, inputs = len(self.ids), dict(self.inputs)
         for name, x in inputs.items():
             if not isinstance(x, Tensor):
@@ -54,8 +56,8 @@ class Media:
 
 
 def find_size_problem(media: Media, name: str, shape: tuple[int, ...]) -> str | None:
-    """Return why these media do not fit an encoder with the single input `name` of this shape; None
-    if they fit."""
+    """Return why an encoder whose only input is `name`, of this shape, cannot take these media;
+    None if it can."""
     if ENCODER_OUTPUTS in media.inputs:
         return None
     others = sorted(media.inputs.keys() - {name} - IGNORED_ENCODER_INPUTS)
@@ -83,9 +85,11 @@ def split_media(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
     """Return the media of each prompt in a processor's output.
 
     Args:
-        output: Its tensors by name: `input_ids [B, n]`, possibly padded by an attention mask, and
-            those of the media. With B > 1 prompts, each tensor must have B entries.
-        encodes: True if an encoder takes all of them, ids included.
+        output: The processor's tensors by name: `input_ids [B, n]`, an attention mask if they are
+            padded, and the tensors of the media. With B > 1 prompts, each tensor must have B
+            entries.
+        encodes: True for an encoder-decoder whose encoder takes all of these tensors, `input_ids`
+            included.
 
     Raises:
         InputError: A value is not a tensor, or cannot be divided among prompts.
@@ -94,7 +98,7 @@ def split_media(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
     inputs = {name: _to_tensor(name, x) for name, x in named.items()}
     ids = inputs.pop(DECODER_INPUT_IDS if encodes else "input_ids", None)
     if ids is None and not encodes:
-        raise InputError("prompts holds no input_ids; give all that the processor returns")
+        raise InputError("prompts holds no input_ids; give the processor's whole output")
     mask = None if encodes else inputs.pop("attention_mask", None)
     _require_ids(ids, mask)
     count = len(next(iter(inputs.values())) if ids is None else ids)
@@ -102,8 +106,8 @@ def split_media(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
     if count != 1 and several:
         name, n = next(iter(several.items()))
         raise InputError(
-            f"{name} has {n} entries for {count} prompts; give the processor's output for each "
-            "prompt by itself, in a list"
+            f"{name} has {n} entries for {count} prompts; give a list with the processor's "
+            "output for each single prompt"
         )
     return [
         _build_media(
@@ -142,19 +146,21 @@ def _build_media(
 
 
 def _is_per_token(name: str) -> bool:
-    """Return whether an input may have one value for each token; masks of frames do not."""
+    """Return whether the input called `name` may have one value for each token. Inputs made from
+    audio or images, such as a mask of frames, have none."""
     return not any(part in name for part in ("feature", "audio", "pixel", "values"))
 
 
 def _to_tensor(name: str, value: Any) -> Tensor:
-    """Return the value as a tensor `[n, ..]`. Raises InputError if it is not one."""
+    """Return the value as a tensor `[n, ..]`. Raises InputError if it cannot be converted, or is a
+    single number."""
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
-        problem = f"{name} is {format_value(value)}; let the processor return_tensors='pt'"
+        problem = f"{name} is {format_value(value)}; call the processor with return_tensors='pt'"
         raise InputError(problem) from None
     if tensor.ndim == 0:
         raise InputError(
-            f"{name} is {format_value(value)}, one number; give what the processor returns"
+            f"{name} is {format_value(value)}, one number; give the processor's output unchanged"
         )
     return tensor

@@ -1,4 +1,4 @@
-"""Transcriptions: segments with their times, and their formats as text, subtitles and JSON."""
+"""Transcriptions as segments with their times, and their output as text, subtitles and JSON."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Speech to text with speculative decoding. Whisper's own `generate` splits audio into windows and
-assigns times to segments; for other models, windows end at quiet places. The tokens of every window
-are generated here.
+assigns times to segments; for other models, the audio is cut into windows at quiet moments. The
+Speculator generates the tokens of every window.
 
 Does not depend on transcript files or the command line.
 """
@@ -34,7 +34,8 @@ PREVIOUS_TEXT_MARK = "<|startofprev|>"  # Whisper's token before the preceding t
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionOptions:
-    """A caller's options; `generate_options` are arguments of transformers' `generate`."""
+    """The options of one call of `transcribe`; `generate_options` are passed to transformers'
+    `generate`."""
 
     language: str | None
     translate: bool
@@ -61,7 +62,7 @@ def transcribe(
     """Transcribe speech window by window, with tokens in the target's own distribution.
 
     Args:
-        spec: A model that takes audio, with its processor and optionally a draft.
+        spec: A Speculator whose target takes audio and has a processor; a draft is optional.
         audio: A file, its bytes, or samples `[n]` at the processor's sampling rate.
         language: The language, such as "en"; None lets the model detect it, if it can.
         translate: Translate into English.
@@ -71,7 +72,7 @@ def transcribe(
         words: Return the times of words. Needs a Whisper whose generation config has
             alignment_heads.
         temperature: 0 takes the most probable tokens.
-        gamma: Draft tokens for each target forward; None chooses before every step.
+        gamma: Number of draft tokens in each step; None chooses it before every step.
         progress: Called with the fraction that is done, from 0 to 1.
         on_text: Called with the new text of each window, and with "" at every token; an exception
             that it raises ends the transcription.
@@ -143,7 +144,8 @@ def can_time_words(spec: Speculator) -> bool:
 
 
 def _get_network(spec: Speculator) -> Any:
-    """Return the target's network; without weights if it does not run on torch."""
+    """Return the target's transformers network, without weights if the target does not run on
+    torch; None if it does not run on torch and takes no media."""
     network = spec.target.model
     if network is not None or not spec.target.needs_media or spec.structure is None:
         return network
@@ -154,7 +156,8 @@ def _get_network(spec: Speculator) -> Any:
 
 
 def splits_audio(network: Any) -> bool:
-    """Return whether a network's `generate` splits audio into windows, like Whisper's."""
+    """Return whether a network's `generate` splits audio into windows by itself, as Whisper's
+    does."""
     return "return_segments" in inspect.signature(type(network).generate).parameters
 
 
@@ -262,7 +265,9 @@ def _transcribe_whisper(
 
 
 def _encode_prompt(network: Any, tokenizer: Any, text: str) -> torch.Tensor:
-    """Return the ids of a preceding transcript; only the last ones if there are too many."""
+    """Return the ids of a preceding transcript, after Whisper's token that marks it; if there are
+    too many, only the last ones. Raises InputError if the tokenizer has no such mark or the text
+    contains a special token."""
     mark = tokenizer.convert_tokens_to_ids(PREVIOUS_TEXT_MARK)
     if mark is None or mark == tokenizer.unk_token_id:
         raise InputError(f"the tokenizer has no {PREVIOUS_TEXT_MARK}; leave prompt out")
@@ -275,8 +280,9 @@ def _encode_prompt(network: Any, tokenizer: Any, text: str) -> torch.Tensor:
 
 
 class WhisperTextStreamer:
-    """A streamer of transformers that passes on the text of each window at its end. Whisper drops a
-    last segment that the window cuts off and transcribes it again in the next window."""
+    """A transformers streamer that calls `on_text` with a window's text when the window is
+    complete. If the window's end cuts off a last segment, that segment is left out, because Whisper
+    transcribes it again in the next window."""
 
     def __init__(self, tokenizer: Any, config: Any, on_text: Callable[[str], None]) -> None:
         self.language: str | None = None
@@ -306,8 +312,10 @@ class WhisperTextStreamer:
             self._on_text(text)
 
     def _drop_cut_piece(self, tokens: list[int]) -> list[int]:
-        """Return the tokens up to the last two adjacent timestamps, between which a segment ends;
-        all tokens if there are none, or if the window ends with a complete segment."""
+        """Return the tokens without a last segment that the window cuts off. Two adjacent
+        timestamps separate segments: the tokens up to the last such pair are returned; all tokens
+        if there is no pair, or if the window ends with a timestamp that completes its last
+        segment."""
         ends = (self._tokenizer.eos_token_id, self._tokenizer.pad_token_id)
         times = [token >= self._first_time_id for token in tokens if token not in ends]
         pairs = [i + 1 for i in range(len(times) - 1) if times[i] and times[i + 1]]

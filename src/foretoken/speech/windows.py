@@ -1,8 +1,8 @@
-"""Speech to text with models that process audio as a whole, which are all but Whisper: long audio
-is split into windows, and each is transcribed by itself.
+"""Speech to text with all models but Whisper. Their `generate` does not split audio, so long audio
+is split into windows here, and each window is transcribed by itself.
 
-A processor determines the model's input: a transcription request of its own, the audio alone for an
-encoder-decoder, or a chat message.
+The model's processor determines the form of its input: the processor's own transcription request if
+it has one, else the audio alone for an encoder-decoder, or a chat message with the audio.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_TOKENS_PER_SECOND, MAX_EXTRA_TOKENS = 32, 64  # limit the output of a model 
 REQUEST_METHOD = "apply_transcription_request"
 # A chat model's instruction after the audio, unless `prompt` gives it; from Granite Speech
 DEFAULT_INSTRUCTION = "can you transcribe the speech into a written format?"
-# Options of `transcribe`, and the names that processors have for them
+# Options of `transcribe`, and their names in the methods of processors
 REQUEST_PARAMETERS = {
     "language": ("language", "source_language"),
     "prompt": ("prompt",),
@@ -73,12 +73,12 @@ def _has_chat_template(processor: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WindowTranscriber:
-    """A model that transcribes windows of audio.
+    """Transcribes audio window by window.
 
     Attributes:
-        spec: The Speculator, as the decoding method of transformers' `generate`.
+        spec: The Speculator, which transformers' `generate` calls as its decoding method.
         network: The target.
-        processor: Its processor.
+        processor: The target's processor.
         generate_options: Arguments of `generate`.
         processor_arguments: Arguments of the processor.
         on_token: Called with "" at every token; an exception that it raises ends generation.
@@ -92,8 +92,8 @@ class WindowTranscriber:
     on_token: Callable[[str], None]
 
     def transcribe(self, samples: NDArray[np.float32]) -> Iterator[tuple[int, int, str, list[int]]]:
-        """Yield each window's first sample, the end of its samples (exclusive), its text and its
-        tokens. The concatenated texts are the whole transcript."""
+        """Transcribe samples `[n]`. Yields for each window its first sample, its end (exclusive),
+        its text and its tokens; the texts, joined without separators, are the whole transcript."""
         feature_extractor, previous = get_audio_feature_extractor(self.processor), ""
         limits = [
             getattr(feature_extractor, name, None) for name in ("chunk_length", "max_audio_clip_s")
@@ -128,7 +128,8 @@ class WindowTranscriber:
         return ids[len(prompt) + (not has_prompt) :]
 
     def _build_inputs(self, samples: NDArray[np.float32]) -> dict[str, Tensor]:
-        """Return the arguments of `generate` that the processor makes."""
+        """Return the arguments of `generate` that the processor makes from a window's samples.
+        Raises InputError if it refuses them."""
         rate = get_audio_feature_extractor(self.processor).sampling_rate
         request = get_request_function(self.network, self.processor)
         if request is self.processor:
@@ -170,7 +171,8 @@ class WindowTranscriber:
 
 
 class HeartbeatStreamer:
-    """A streamer of transformers that reports each token, without its text."""
+    """A transformers streamer that calls `on_token` with "" at each token, so that the caller may
+    end generation by an exception."""
 
     def __init__(self, on_token: Callable[[str], None]) -> None:
         self._on_token = on_token
@@ -183,7 +185,9 @@ class HeartbeatStreamer:
 
 
 def get_request_function(network: Any, processor: Any) -> Callable[..., Any]:
-    """Return the function that makes the model's inputs from audio."""
+    """Return the function that makes the model's inputs from its argument `audio` and those of
+    `build_arguments`: the processor's transcription request, the processor itself, or a function
+    that builds a chat message."""
     if hasattr(processor, REQUEST_METHOD) or network.config.is_encoder_decoder:
         return getattr(processor, REQUEST_METHOD, processor)
 
@@ -201,8 +205,9 @@ def get_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Paramet
 def build_arguments(
     network: Any, processor: Any, language: str | None, prompt: str | None, translate: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return arguments of the processor's request and of `generate`, by their own names. Raises
-    InputError for an option that the model does not take, or one that it needs and is missing."""
+    """Convert the options of `transcribe` to arguments of the processor's request and arguments of
+    `generate`, under the names that each uses, and return both. Raises InputError for an option
+    that the model does not support, or if the model needs an option that is missing."""
     accepted = get_parameters(get_request_function(network, processor))
     request_arguments, options = dict[str, Any](), dict[str, Any]()
     if "tgt_lang" in get_parameters(type(network).generate):  # Seamless: translates to any
@@ -223,7 +228,8 @@ def build_arguments(
 
 
 def _get_separator(before: str, after: str) -> str:
-    """Return a space, or "" between characters of scripts without spaces between words."""
+    """Return the separator of two windows' texts, given the last character of the first text and
+    the first of the second: "" if either belongs to a script without spaces, else a space."""
     joined = any(east_asian_width(x) in "WF" and not "가" <= x <= "힣" for x in (before, after))
     return "" if joined else " "
 
@@ -231,7 +237,8 @@ def _get_separator(before: str, after: str) -> str:
 def split_windows(
     samples: NDArray[np.float32], sampling_rate: int, max_seconds: float
 ) -> list[tuple[int, int]]:
-    """Return windows as pairs of first sample and end (exclusive).
+    """Return the windows into which audio is split, each as its first sample and its end
+    (exclusive).
 
     Audio of at most `max_seconds` is one window. Longer audio is split into windows of about equal
     length, at most 5/6 of `max_seconds`; each cut is moved by up to 1/12 of `max_seconds` to the

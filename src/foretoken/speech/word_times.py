@@ -1,5 +1,5 @@
-"""Times of words from Whisper's cross-attention: one more forward pass over a window's transcribed
-tokens, whose attention transformers' own code converts to times.
+"""Times of words from Whisper's cross-attention. Another forward pass over a window's transcribed
+tokens computes the attention, and transformers' own code converts it to times.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from transformers.utils.generic import ModelOutput
 from foretoken.errors import RefusedError
 from foretoken.models.stock.attention import make_twin_with_attention
 
-ALIGNMENT_HEADS = "alignment_heads"  # in a generation config: heads that attend in step with audio
+ALIGNMENT_HEADS = "alignment_heads"  # generation config: heads whose attention follows the audio
 FRAMES_PER_SECOND = 100  # of audio features
 
 
 class WordTimer:
-    """A Speculator as a decoding method of Whisper's `generate` that adds the times of tokens to
-    the output of each window.
+    """A decoding method for Whisper's `generate`: it generates the tokens of each window with a
+    Speculator and adds the tokens' times to the output.
 
     Args:
         spec: The Speculator that generates the tokens.
-        network: Its target.
+        network: The Speculator's target.
         frames: Number of feature frames of the whole audio, without padding.
-        streamer: A streamer of transformers, which `generate` does not pass on.
+        streamer: The transformers streamer; `generate` does not pass its own to a decoding method.
 
     Raises:
         RefusedError: The network's generation config has no alignment heads.
@@ -80,8 +80,9 @@ class WordTimer:
     def get_words(
         self, tokenizer: Any, piece: dict[str, Any], language: str | None
     ) -> list[tuple[str, float, float]]:
-        """Return the words of a segment of `generate`'s output, with start and end in seconds.
-        `language`: its code; some languages have no spaces between words."""
+        """Return the words of a segment of `generate`'s output, each with its start and end in
+        seconds. `language` is the code of the spoken language, because some languages have no
+        spaces between words."""
         first = piece["idxs"][0]
         ends = piece["result"]["token_timestamps"].tolist()
         special, last = (

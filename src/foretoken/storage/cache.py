@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 def get_cache_folder() -> Path | None:
     """Return the folder for caches: `$XDG_CACHE_HOME/foretoken` or `~/.cache/foretoken` on Linux;
-    without a home folder, one of the user's own in the temporary folder. It is created with access
-    for its owner only.
+    if there is no home folder, a folder for this user in the temporary folder. It is created with
+    access for its owner only.
 
     Returns None, with a warning, if it cannot be created or other users could write to it:
     converted models and measured costs are then not stored.
@@ -54,7 +54,7 @@ def get_cache_folder() -> Path | None:
 
 
 def find_cache_problem() -> str | None:
-    """Return why there is no cache folder, and the remedy; None if there is one."""
+    """Return why the cache folder cannot be used, and the remedy; None if it can be used."""
     return _prepare_folder(_locate_folder())
 
 
@@ -80,7 +80,8 @@ def _prepare_folder(folder: Path) -> str | None:
 
 
 def _find_foreign_access(folder: Path) -> str | None:
-    """Return why files in a folder may be another user's; None if they cannot be."""
+    """Return why another user may have placed files in a folder: as its owner, or because others
+    may write to it. None if no other user could."""
     for status in (folder.lstat(), folder.stat()):  # of a symbolic link and of its target
         if status.st_uid != _get_user_id():
             return f"it belongs to user {status.st_uid}"
@@ -88,8 +89,8 @@ def _find_foreign_access(folder: Path) -> str | None:
 
 
 def is_owned(*paths: Path) -> bool:
-    """Return whether all of these files belong to the user: another user may have placed some while
-    the folder was writable for all."""
+    """Return whether all of these files belong to the user: another user may have placed files
+    there while the folder was writable for all."""
     return all(path.lstat().st_uid == path.stat().st_uid == _get_user_id() for path in paths)
 
 
@@ -103,7 +104,8 @@ def _warn_once(problem: str) -> None:
 
 
 def load_cached_values(file: str) -> dict[str, Any]:
-    """Return all values in a file, by key; {} if it cannot be read."""
+    """Return all values in the cache file named `file`, by key; {} if it cannot be read or belongs
+    to another user."""
     folder = get_cache_folder()
     try:
         if folder is None or not is_owned(folder / file):
@@ -115,7 +117,8 @@ def load_cached_values(file: str) -> dict[str, Any]:
 
 
 def save_cached_value(file: str, key: str, value: Any) -> None:
-    """Add a value to a file, atomically: other processes see the file before or after."""
+    """Store a value under `key` in the cache file named `file`; do nothing if it cannot be written.
+    The file is replaced atomically: other processes see the old or the new file, never a part."""
     folder = get_cache_folder()
     try:
         if folder:

@@ -1,5 +1,5 @@
-"""Files and folders that are written completely or not at all, errors that name the path, and
-parsing of untrusted JSON. Does not depend on the meaning of the files.
+"""Writes files and folders completely or not at all, with errors that name the path, and parses
+untrusted JSON. Does not depend on what the files contain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ except ImportError:  # on Windows
 
 @contextmanager
 def name_path_in_errors(path: Path) -> Iterator[None]:
-    """Convert any error of the context to an OSError that names `path` and the remedy."""
+    """Convert any exception in this context, which writes to `path`, to an OSError that names the
+    path and the remedy."""
     try:
         yield
     except Exception as error:  # safetensors and tokenizers raise their own for a full disk
@@ -47,8 +48,8 @@ def write_atomically(
         path: The file.
         content: Its bytes.
         mode: Permissions, less the umask.
-        part: Fixed path of the temporary file, if only one process writes: what it left there when
-            it was killed is removed. None: a new path, as several processes may write at once.
+        part: Path of the temporary file, if only one process writes `path`: a file that a killed
+            process left there is removed first. None: a random path, for several processes.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         with name_path_in_errors(path), open(path, "wb") as device:
@@ -116,7 +117,8 @@ def _move_files(part: Path, path: Path) -> None:
 
 
 def read_own_json(file: Path) -> Any:
-    """Return the value of a JSON file of our own. Raises InputError if it is damaged."""
+    """Return the value in a JSON file that foretoken has written. Raises InputError if the file is
+    damaged."""
     try:
         return parse_json(file.read_text())
     except ValueError:

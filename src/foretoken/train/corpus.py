@@ -1,8 +1,9 @@
-"""Training data as token ids: text files, split into training and held-out text, and files of
-examples, each a prompt with or without a reference output.
+"""Reads training data as token ids and holds out a part of it. The data are text files, or files of
+examples: prompts with or without a reference output.
 
-For a decoder, text is cut into windows. In files of examples, each line is a source, or a source
-and its target, in JSON or separated by a tab. Does not depend on models.
+For a decoder-only model, text is cut into windows. In a file of examples, each line holds a prompt
+(called source), or a prompt and its reference output (called target), in JSON or separated by a
+tab. Does not depend on models.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ HELD_OUT_EVERY = 16  # one text in sixteen is never trained on
 
 
 def read_texts(folder: Path) -> list[str]:
-    """Return the contents of every .txt and .txt.gz below `folder` (or of that one file), sorted by
-    path, with line ends and blank lines normalized. Raises InputError if there is none or one
-    cannot be read."""
+    """Return the contents of all .txt and .txt.gz files in `folder` and its subfolders, sorted by
+    path; `folder` may also be a single such file. Line ends and blank lines are normalized. Raises
+    InputError if there is no such file, or if a file cannot be read."""
     if not folder.exists():
         raise InputError(f"there is no {folder}; give a text file, or a folder of text")
     candidates = [folder] if folder.is_file() else folder.rglob("*")
     paths = sorted(p for p in candidates if p.name.endswith((".txt", ".txt.gz")))
     if not paths:
         raise InputError(
-            f"no .txt or .txt.gz file in {folder}; give a file with this suffix, or a folder of "
-            "them"
+            f"there is no .txt or .txt.gz file in {folder}; give such a file, or a folder of such "
+            "files"
         )
     return [_normalize_lines(_read_text(path)) for path in paths]
 
@@ -62,7 +63,8 @@ def _normalize_lines(text: str) -> str:
 
 
 def split_texts(texts: list[str]) -> tuple[list[str], list[str]]:
-    """Return training and held-out texts; of a single text, the last sixteenth is held out."""
+    """Return the texts to train on and the held-out texts. If there is only one text, its last
+    sixteenth is held out."""
     if len(texts) < 2:
         cut = len(texts[0]) - len(texts[0]) // HELD_OUT_EVERY
         return [texts[0][:cut]], [texts[0][cut:]]
@@ -70,8 +72,8 @@ def split_texts(texts: list[str]) -> tuple[list[str], list[str]]:
 
 
 def hold_out(items: Sequence[Item], first: int = 0) -> tuple[list[Item], list[Item]]:
-    """Return the items to train on, and the held-out ones: one in HELD_OUT_EVERY, starting at index
-    `first`."""
+    """Return the items to train on and the held-out items. From index `first` on, one item in
+    HELD_OUT_EVERY is held out."""
     train = [item for i, item in enumerate(items) if i % HELD_OUT_EVERY != first]
     return train, list(items[first::HELD_OUT_EVERY])
 
@@ -82,7 +84,7 @@ def encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     end = tokenizer.eos_token_id
     if end is None:
         raise InputError(
-            "the tokenizer has no end-of-text token; give one that names it (eos_token)"
+            "the tokenizer has no end-of-text token; give a tokenizer with an eos_token"
         )
     ids = [end]
     for text in texts:
@@ -154,8 +156,8 @@ def read_examples(
 
 
 def read_lines(path: Path) -> dict[int, ExampleLine]:
-    """Return the nonempty lines of a file of sources or pairs, by line number. Raises InputError,
-    with the line number, for one that cannot be parsed."""
+    """Return the nonempty lines of a file of examples, by line number. Raises InputError, with the
+    line number, for a line that cannot be parsed or has an empty source."""
     _require_exists(path)
     try:
         lines = path.read_bytes().decode("utf-8-sig").splitlines()
@@ -225,8 +227,8 @@ def _make_examples(
 def _encode_references(
     targets: list[str], tokenizer: PreTrainedTokenizerBase, encoder_decoder: bool
 ) -> list[list[int]]:
-    """Return ids of the targets, with the end token that the tokenizer adds for an encoder-decoder,
-    or its eos_token for a decoder."""
+    """Return the ids of the targets, each with an end token: the one that the tokenizer adds for an
+    encoder-decoder, or the tokenizer's eos_token for a decoder-only model."""
     if not targets:
         return []
     if encoder_decoder:

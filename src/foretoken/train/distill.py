@@ -49,7 +49,8 @@ def compute_log_probs(logits: Tensor, temperature: float) -> Tensor:
 
 def forward_kl(p: Tensor, q: Tensor) -> Tensor:
     """Return KL(p, q) = sum p log(p / q), which covers all of the target's support (Hinton et al.,
-    arXiv 1503.02531). All losses take log probabilities `[N, V]` and return `[N]`."""
+    arXiv 1503.02531). All losses take the log probabilities of target and draft, `[N, V]`, and
+    return `[N]`."""
     return (p.exp() * (p - q)).sum(-1)
 
 
@@ -105,7 +106,8 @@ DistillationProgress = Callable[[int, float, float | None, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
-    """The loss, the origin of its sequences, and the measurement of alpha.
+    """Settings of a distillation: the loss, the sequences on which it is computed, and how alpha is
+    measured.
 
     At temperature 0, sequences are greedy and alpha is the fraction of positions with the same
     argmax. A one-hot distribution has no gradient, so the loss then compares the distributions at
@@ -147,11 +149,12 @@ def distill(
     recipe: TrainingRecipe,
     report: DistillationProgress,
 ) -> dict[str, Any]:
-    """Train until `recipe.steps`, then write the draft with the best held-out alpha, possibly the
-    initial one, to `out/model`. Returns the summary.
+    """Train the draft until step `recipe.steps`, then write the weights with the best held-out
+    alpha, possibly the initial ones, to `out/model`. Returns the summary.
 
-    A checkpoint in `out` is resumed, with the result of an uninterrupted run. Raises InputError if
-    the examples do not fit the models, the run diverges, or the checkpoint is of another run.
+    If `out` holds a checkpoint, the run resumes from it and gives the result of an uninterrupted
+    run. Raises InputError if the examples do not fit the models, the run diverges, or the
+    checkpoint is of another run.
     """
     shares = {"on_policy": lesson.on_policy, "target_generated": lesson.target_generated}
     source = BatchSource(pair, lesson.temperature, lesson.length, **shares)
@@ -177,15 +180,16 @@ def distill(
                 loop.record_score(measured)
                 loop.save(loss=loss, alpha=measured)
             report(loop.step, loss, measured, loop.best["score"])
-    except NumericsError:  # of the draft: the target has already generated the held-out outputs
+    except NumericsError:  # in the draft: the target has already generated the held-out outputs
         loop.require_finite(logits=nan)
         raise
     return _export(loop, pair, lesson)
 
 
 def measure_alpha(pair: Pair, sequences: list[TrainingSequence], temperature: float) -> float:
-    """Return the mean of sum min(p, q) over the sequences (Corollary 3.6, C57); at temperature 0
-    the fraction of positions with the same argmax. Positions without a draft token count as 0."""
+    """Return the mean of sum min(p, q) over all positions of the sequences (Corollary 3.6, C57); at
+    temperature 0 this is the fraction of positions with the same argmax. Positions without a draft
+    token count as 0."""
     target, drafter = pair.target_spec.target, pair.target_spec.drafter
     params = SamplingParams(temperature)
     overlaps_by_sequence = [
@@ -200,7 +204,7 @@ def _compute_loss(pair: Pair, sequences: list[TrainingSequence], lesson: Distill
             compute_new_token_logits(pair.target, sequences), lesson.loss_temperature
         )
     scores = compute_new_token_logits(pair.draft, sequences)
-    padding = p.shape[-1] - scores.shape[-1]  # output rows without a token, which the draft lacks
+    padding = p.shape[-1] - scores.shape[-1]  # output rows of no token, which the draft may lack
     q = compute_log_probs(
         functional.pad(scores, (0, padding), value=-torch.inf), lesson.loss_temperature
     )

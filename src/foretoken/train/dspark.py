@@ -1,9 +1,10 @@
 """Training of DSpark drafts (arXiv 2607.05147): `foretoken train dspark`.
 
-Blocks of draft tokens after many anchors of a sequence are computed in one forward pass. A block
-attends to the target's hidden states before its anchor and to itself, as in use. Each draft token
-is conditioned on the sequence's own token before it; the draft learns the target's distribution
-there, and its overlap with that.
+Each block of draft tokens follows an anchor, a position of a training sequence. One forward pass
+computes the blocks of many anchors. A block attends to the target's hidden states before its anchor
+and to itself, as it does when the draft is used. Each draft token is conditioned on the sequence's
+own previous token. At each draft token, the draft learns the target's distribution, and its
+confidence head learns how much both distributions overlap.
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ class DSparkLesson(Lesson):
 
     layers: int = 2
     block: int = 7  # draft tokens after an anchor
-    rank: int = 64  # of the bias by the previous token
-    anchors: int = 32  # of each sequence in a step
+    rank: int = 64  # of the bias that depends on the previous token
+    anchors: int = 32  # for each sequence of a batch
 
     def make_student(
         self, target: PreTrainedModel, sequences: NumberedSequences, seed: int
     ) -> BlockStudent:
-        """Return a randomly initialized draft for such sequences."""
+        """Return a randomly initialized draft whose vocabulary is the most frequent tokens of
+        `sequences`."""
         ids, mask = (
             find_frequent_tokens(sequences, self.draft_vocab),
             find_rarest_token(target, sequences),
@@ -55,17 +57,17 @@ class DSparkLesson(Lesson):
 
 
 def find_rarest_token(target: PreTrainedModel, sequences: NumberedSequences) -> int:
-    """Return the rarest token of the sequences, the last one of several: a mask for unknown
-    tokens."""
+    """Return the id of the rarest token of the sequences, the highest id if several are equally
+    rare. It serves as the mask token, which stands for tokens that are not drafted yet."""
     counts = Counter(token for ids in sequences.values() for token in ids)
     V = target.config.get_text_config(decoder=True).vocab_size
     return min(range(V), key=lambda token: (counts[token], -token))
 
 
 class BlockStudent(Student):
-    """A DSpark draft of the target's widths with Qwen3's layers, like published ones.
+    """A DSpark draft of the target's widths with Qwen3's layers, like published DSpark drafts.
 
-    `mask`: id that stands for unknown tokens.
+    `mask` is the id that stands for tokens that are not drafted yet.
     """
 
     def __init__(
@@ -97,9 +99,9 @@ class BlockStudent(Student):
     def gather_positions(
         self, sequences: list[SequenceHiddenStates], rng: random.Random | None
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the positions after anchors of the sequences, by depth, as `Student` specifies.
-        Anchors are random, and half of the blocks have a random length, because drafts in use may
-        be shorter than a block.
+        """Yield the tensors of the positions after anchors, as `Student` specifies. For training,
+        anchors are random, and half of the blocks have a random length, because a draft may be used
+        with fewer draft tokens than a block has.
         """
         n, anchors = (
             self.depths,
@@ -114,8 +116,8 @@ class BlockStudent(Student):
     def gather_after_anchors(
         self, sequences: list[SequenceHiddenStates], anchors: Tensor, sizes: Tensor
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the positions after the given anchors `[B, A]`, in blocks of `sizes` draft tokens
-        `[B, A]`."""
+        """Yield the tensors of `gather_positions` for the given anchors `[B, A]`, which are
+        followed by blocks of `sizes [B, A]` draft tokens."""
         ids = pad_sequence([t.ids for t in sequences], batch_first=True)
         states = self._compute_states(sequences, ids, anchors, sizes)
         hidden = pad_sequence([t.hidden for t in sequences], batch_first=True)
@@ -127,7 +129,8 @@ class BlockStudent(Student):
             yield hidden[index], log_sum_exps[index], states[row, block, k], ids[index]
 
     def compare(self, hidden: Tensor, mass: Tensor, *own: Tensor) -> ComparedDistributions:
-        """Return both distributions at some of the positions of `gather_positions`."""
+        """Return the target's and the draft's distributions, and the draft's confidence, at some of
+        the positions that `gather_positions` yields."""
         hidden_states, previous_tokens = own
         parts = self.blocks.markov_head, self.blocks.confidence_head
         logits, confidence, _ = apply_markov_head(
@@ -139,8 +142,8 @@ class BlockStudent(Student):
     def _choose_anchors(
         self, sequence: SequenceHiddenStates, rng: random.Random | None
     ) -> list[int]:
-        """Return positions from the prompt's last token on: random ones, or without `rng` evenly
-        spaced ones."""
+        """Return the anchors of a sequence, from its prompt's last token on: random positions, or
+        evenly spaced positions if `rng` is None."""
         candidates, count = range(max(1, sequence.prompt) - 1, len(sequence.ids)), self.anchors
         if rng is not None:
             return rng.choices(candidates, k=count)
@@ -149,8 +152,8 @@ class BlockStudent(Student):
     def _compute_states(
         self, sequences: list[SequenceHiddenStates], ids: Tensor, anchors: Tensor, sizes: Tensor
     ) -> Tensor:
-        """Return hidden states `[B, A, n, H]` of blocks after the anchors `[B, A]`, of which the
-        first `sizes` positions attend to each other."""
+        """Return the draft's hidden states `[B, A, n, H]` in the blocks after the anchors `[B, A]`.
+        Within a block, positions attend only to the first `sizes [B, A]` positions."""
         (B, T), n, cache = ids.shape, self.depths, DynamicCache()
         taps = pad_sequence([t.taps for t in sequences], batch_first=True).float()
         keys_and_values = self.blocks.make_context(taps.flatten(0, 1), torch.arange(T).repeat(B))
@@ -172,5 +175,5 @@ class BlockStudent(Student):
         return states.unflatten(1, (-1, n))
 
     def get_stored_name(self, name: str) -> str:
-        """Return the name of a network's weight in speculators' layout."""
+        """Return the name of a weight of `network` in speculators' format."""
         return f"lm_{name}" if name.startswith("head.") else name.removeprefix("blocks.")

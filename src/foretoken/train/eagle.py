@@ -1,8 +1,8 @@
 """Training of EAGLE-3 drafts (arXiv 2503.01840): `foretoken train eagle`.
 
-The draft is unrolled over several depths, as in use: at the first depth its input is the target's
-hidden states, at each further one its own states of the depth before. It learns the target's
-distribution at every depth. Its input tokens are those of the data.
+The draft is unrolled over several depths, as it is when it drafts: at the first depth its inputs
+are the target's hidden states, at each later depth its own hidden states of the previous depth. It
+learns the target's distribution at every depth. Its input tokens always come from the data.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ class EagleLesson(Lesson):
     def make_student(
         self, target: PreTrainedModel, sequences: NumberedSequences, seed: int
     ) -> EagleStudent:
-        """Return a randomly initialized draft for such sequences."""
+        """Return a randomly initialized draft whose vocabulary is the most frequent tokens of
+        `sequences`."""
         return EagleStudent(target, find_frequent_tokens(sequences, self.draft_vocab), self, seed)
 
 
 class EagleStudent(Student):
-    """An EAGLE-3 draft of the target's widths with Llama's layers, which other systems can load."""
+    """An EAGLE-3 draft of the target's widths. It has Llama's layers, so that other systems can
+    load it."""
 
     def __init__(
         self, target: PreTrainedModel, ids: Tensor, lesson: EagleLesson, seed: int
@@ -70,11 +72,11 @@ class EagleStudent(Student):
     def gather_positions(
         self, sequences: list[SequenceHiddenStates], rng: random.Random | None
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the output positions of the sequences, by depth, as `Student` specifies.
+        """Yield the tensors of all output positions of the sequences, as `Student` specifies.
 
-        At depth k (from 0), position i has the hidden states up to token i and the tokens up to i +
-        k + 1 as inputs, and learns the target's distribution of the token after these. Nothing is
-        random.
+        At depth k (from 0), the inputs of position i are the hidden states up to token i and the
+        tokens up to i + k + 1; it learns the target's distribution of token i + k + 2. `rng` is not
+        used.
         """
         network: Any = self.network
         ids = pad_sequence([t.ids for t in sequences], batch_first=True)
@@ -107,14 +109,15 @@ class EagleStudent(Student):
             yield hidden[index], log_sum_exps[index], network.head.norm(states[is_taught])
 
     def compare(self, hidden: Tensor, mass: Tensor, *own: Tensor) -> ComparedDistributions:
-        """Return both distributions at some of the positions of `gather_positions`."""
+        """Return the target's and the draft's distributions at some of the positions that
+        `gather_positions` yields."""
         q = self.compute_logits(*own).float().log_softmax(-1)
         return ComparedDistributions(
             self.compute_target_log_probs(hidden, mass), q.clamp(min=MIN_LOG_PROB)
         )
 
     def get_stored_name(self, name: str) -> str:
-        """Return the name of a network's weight in speculators' layout."""
+        """Return the name of a weight of `network` in speculators' format."""
         return next(
             new + name.removeprefix(old)
             for old, new in STORED_PREFIXES.items()

@@ -1,5 +1,6 @@
-"""Outputs of the target for prompts without a reference, generated before a draft is trained on
-them. Each file holds a few, so that a run that was killed resumes after the last file."""
+"""Generates outputs of the target for prompts without a reference output, before a draft is trained
+on them. Each file stores the outputs of a few prompts, so that a run that was killed resumes after
+the last file."""
 
 from __future__ import annotations
 
@@ -27,15 +28,17 @@ def generate_references(
     seed: int,
     report: Callable[[int], None],
 ) -> Examples:
-    """Return the examples, those without a reference with an output of the target as reference: at
-    most `length` tokens, at each of the temperatures in turn. `report` is called with the number of
-    outputs that are done.
+    """Return the examples, with an output of the target as the reference of each example that has
+    none. The outputs have at most `length` tokens, use each of the temperatures in turn, and are
+    stored in `folder`. `report` is called with the number of outputs that are done.
 
     Raises RefusedError for an encoder-decoder target, InputError if the folder holds outputs of
     other prompts or options.
     """
     if spec.target.encoder_decoder:
-        raise RefusedError("an encoder-decoder has no text of its own to learn; give a decoder")
+        raise RefusedError(
+            "an encoder-decoder target cannot generate training text; give a decoder-only target"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     _require_same_options(
         folder, spec, {"length": length, "temperatures": [*temperatures], "seed": seed}

@@ -1,5 +1,5 @@
-"""Hidden states of a frozen target at each token of the training data, for drafts that use them:
-computed once, stored on disk up to a size limit, and memory-mapped.
+"""Hidden states of a frozen target at each token of the training data, to train drafts that use
+them. They are computed once, stored on disk up to a size limit, and memory-mapped.
 
 A shard holds a few sequences and is written atomically, so that a run that was killed resumes after
 the last shard.
@@ -28,7 +28,7 @@ from foretoken.train.corpus import Example, Examples
 from foretoken.train.pair import compute_fingerprint
 
 SEQUENCES_PER_SHARD = 16
-POSITIONS_PER_LOGITS = 256  # logits are computed for as many at a time, to limit memory
+POSITIONS_PER_LOGITS = 256  # at which logits are computed at a time, to limit memory
 MAX_OPEN_SHARDS = 256
 
 
@@ -36,20 +36,20 @@ class SequenceHiddenStates(NamedTuple):
     """A sequence of T tokens and the target's hidden states at each of them."""
 
     ids: Tensor  # [T]
-    prompt: int  # tokens of its prompt; the output follows
+    prompt: int  # number of prompt tokens; the output follows them
     taps: Tensor  # [T, W], bfloat16: the states at the taps, concatenated
     hidden: Tensor  # [T, H], bfloat16: the inputs of the output layer
     log_sum_exp: Tensor  # [T]: over all logits
 
 
 class HiddenStateDataset:
-    """Sequences with hidden states in `folder`, in at most `max_bytes` bytes.
+    """Training sequences with the target's hidden states, stored in a folder of limited size.
 
     Args:
-        folder: The folder of shards.
+        folder: The folder for the shards.
         target: The target.
         taps: Layers whose inputs are stored.
-        max_bytes: Limit of all shards together.
+        max_bytes: Maximum size of all shards together.
         bfloat16: Compute with bfloat16 autocast.
     """
 
@@ -69,9 +69,10 @@ class HiddenStateDataset:
     def compute_missing(
         self, examples: Examples, report: Callable[[int], None]
     ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """Compute the missing hidden states, for as many sequences as fit into `max_bytes`.
-        `report` is called with the number of sequences that are done. Returns ids by sequence
-        number: training sequences and held-out ones. Raises InputError if either is empty."""
+        """Compute the hidden states that are not stored yet, for as many sequences as fit into
+        `max_bytes`. `report` is called with the number of sequences that are done. Returns two
+        dicts from sequence number to token ids, the first for training, the second held out. Raises
+        InputError if one is empty, or if the folder holds hidden states of other data."""
         examples_and_flags = [*_interleave(examples.train, examples.held_out)]
         ids = [[*map(int, (*x.prompt, *x.reference))] for x, _ in examples_and_flags]
         count = self._count_fitting(ids)
@@ -149,8 +150,8 @@ class HiddenStateDataset:
         }
 
     def _require_plain_logits(self, logits: Tensor, products: Tensor) -> None:
-        """Raise RefusedError unless logits are products of the hidden states and the output layer's
-        weights: training computes them so."""
+        """Raise RefusedError if the target's logits differ from the products of its hidden states
+        and the weights of its output layer, because training computes logits as these products."""
         if not torch.allclose(logits, products, rtol=1e-2, atol=1e-2):
             raise RefusedError(
                 f"{type(self.target).__name__} changes the products of its output layer, by a cap, "
@@ -158,7 +159,7 @@ class HiddenStateDataset:
             )
 
     def load(self, n: int) -> SequenceHiddenStates:
-        """Return sequence number n."""
+        """Return sequence number `n` with its hidden states."""
         first = n // SEQUENCES_PER_SHARD * SEQUENCES_PER_SHARD
         start = sum(len(x) for x in self.ids[first:n])
         span = slice(start, start + len(self.ids[n]))
@@ -176,8 +177,8 @@ def _open_shard(file: Path) -> dict[str, Tensor]:
 
 
 def _interleave(train: list[Example], held_out: list[Example]) -> list[tuple[Example, bool]]:
-    """Return all examples with a flag for held-out ones, which are spread evenly among the others,
-    so that any first part contains both."""
+    """Return all examples, each with a flag that is True if it is held out. Held-out examples are
+    spread evenly, so that both kinds are among the first examples, whose states fit on disk."""
     ordered = [(i / max(1, len(train)), x, False) for i, x in enumerate(train)]
     ordered += [(i / max(1, len(held_out)), x, True) for i, x in enumerate(held_out)]
     return [(x, held) for _, x, held in sorted(ordered, key=lambda item: (item[0], item[2]))]

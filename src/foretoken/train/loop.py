@@ -1,8 +1,9 @@
 """A training run and its folder: optimizers, steps, and a checkpoint that is complete at any time.
 
-If losses depend only on the step, a run that was killed resumes from its last checkpoint and ends
-with the result of an uninterrupted one. Muon for matrices, AdamW for the rest; warm-up, plateau,
-then linear decay. Depends on neither the data nor the kind of model.
+A run that was killed resumes from its last checkpoint; if the loss depends only on the step, it
+ends with the result of an uninterrupted run. Muon trains matrices, AdamW the other weights. The
+learning rate warms up, stays constant, then decays linearly. Depends on neither the data nor the
+kind of model.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ FIXED_FIELDS = ("batch", "learning_rate", "warmup", "seed", "bfloat16")
 
 
 def make_run_folder(path: Path) -> Path:
-    """Create the folder if it is missing. Raises InputError if there is a file of this name."""
+    """Create the folder if it is missing, and return it. Raises InputError if there is a file of
+    this name."""
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; give another --out: the run needs a folder there")
     path.mkdir(parents=True, exist_ok=True)
@@ -48,9 +50,9 @@ class TrainingLoop:
     ) -> None:
         """Resume from the checkpoint in `folder`, if there is one.
 
-        `settings`: plain values that the whole run shares. Raises InputError for a checkpoint of
-        another model, of other settings or of another recipe; only `steps`, `save_every` and
-        `patience` may change.
+        `settings` are plain values that must be the same in a resumed run. Raises InputError for a
+        checkpoint of another model, of other settings or of another recipe; of the recipe, only
+        `steps`, `save_every`, `patience` and `decay` may change.
         """
         self.folder, self.model, self.recipe = folder, model, recipe
         self.settings = {name: getattr(recipe, name) for name in FIXED_FIELDS} | (settings or {})
@@ -66,12 +68,13 @@ class TrainingLoop:
 
     @property
     def is_due(self) -> bool:
-        """True if a measurement and a checkpoint follow this step."""
+        """True if alpha should be measured and a checkpoint written after this step."""
         return self.step % self.recipe.save_every == 0 or self.step == self.recipe.steps
 
     @property
     def best(self) -> dict[str, Any]:
-        """The best weights so far, with their `score` and `step`; empty before the first."""
+        """The best weights so far, with their `score` and `step`; empty before the first
+        `record_score`."""
         return self.saved_values.get("best", {})
 
     def record_score(self, score: float) -> None:
@@ -87,7 +90,8 @@ class TrainingLoop:
         return bool(patience and self.best and self.step - self.best["step"] >= patience)
 
     def run_steps(self, loss_at: Callable[[int], Tensor]) -> Iterator[float]:
-        """Make the remaining steps, and yield the loss of each."""
+        """Make the remaining optimizer steps, until `recipe.steps` or until the run is stalled, and
+        yield the loss of each step."""
         while self.step < self.recipe.steps and not self.is_stalled:
             yield self.advance(loss_at)
 
@@ -113,7 +117,8 @@ class TrainingLoop:
         return loss.item()
 
     def require_finite(self, **figures: float) -> None:
-        """Raise InputError, with the remedy, for a non-finite figure."""
+        """Raise InputError, with the remedy, if one of the named figures (such as the loss) is not
+        finite."""
         for name, value in figures.items():
             if not math.isfinite(value):
                 raise InputError(
@@ -123,8 +128,8 @@ class TrainingLoop:
                 )
 
     def save(self, **figures: float) -> None:
-        """Write the checkpoint, then append the figures to `log.csv`. Raises InputError for a
-        non-finite figure, before anything is written."""
+        """Write the checkpoint, then append the named figures (such as alpha) to `log.csv`. Raises
+        InputError, before anything is written, if a figure is not finite."""
         self.require_finite(**figures)
         self._write_checkpoint()
         rounded = {name: round(value, 4) for name, value in figures.items()}
@@ -159,7 +164,8 @@ class TrainingLoop:
                 tokenizer.save_pretrained(part)
 
     def summarize(self, **figures: Any) -> dict[str, Any]:
-        """Write and return `summary.json`: the figures, and the run's size and time."""
+        """Return the summary of the run and write it to `summary.json`: the figures, the number of
+        parameters, the steps and the seconds."""
         parameters = sum(p.numel() for p in self.model.parameters())
         summary = {"parameters": parameters, "steps": self.step, **figures}
         summary["seconds"] = self.seconds

@@ -18,7 +18,7 @@ class TrainingRecipe:
     decay: float = 0.25
     seed: int = 0
     save_every: int = 100
-    patience: int = 0  # stop after as many measurements without improvement; 0: never
+    patience: int = 0  # stop after this many measurements without improvement; 0: never
     bfloat16: bool = False  # autocast; weights and sums stay in float32
 
     def __post_init__(self) -> None:

@@ -1,9 +1,9 @@
-"""Training of drafts over the target's hidden states: the part that all kinds of such drafts share
-in `foretoken train`.
+"""Training of drafts that use the target's hidden states: the code that EAGLE-3 and DSpark share in
+`foretoken train`.
 
-The draft learns the target's distribution at the tokens of the training data, at each depth
-(position within the draft tokens of a step). The target's hidden states are computed once and
-stored on disk.
+The draft learns the target's distribution at the tokens of the training data, separately for each
+depth: the index of a draft token among those of a step. The target's hidden states are computed
+once and stored on disk.
 """
 
 from __future__ import annotations
@@ -65,10 +65,12 @@ class Lesson(ABC):
     def make_student(
         self, target: PreTrainedModel, sequences: NumberedSequences, seed: int
     ) -> Student:
-        """Return a randomly initialized draft for such sequences."""
+        """Return a randomly initialized draft whose vocabulary is the most frequent tokens of
+        `sequences`."""
 
     def get_layer_settings(self, target: PreTrainedModel) -> dict[str, Any]:
-        """Return a config for layers of the target's widths, by transformers' names."""
+        """Return config entries, under transformers' names, for draft layers with the target's
+        widths."""
         text: Any = target.config.get_text_config(decoder=True)
         same = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
         return {
@@ -82,10 +84,11 @@ class Lesson(ABC):
 
 
 class ComparedDistributions(NamedTuple):
-    """Log probabilities of target and draft over the draft's tokens, `[N, Vd]`. The target's are
-    normalized over its whole vocabulary.
+    """Log probabilities that the target (`p`) and the draft (`q`) give the draft's tokens at N
+    positions, `[N, Vd]`. The target's are normalized over its whole vocabulary.
 
-    `confidence`: the draft's estimate of alpha, `[N]`; None if it has no confidence head.
+    `confidence` is the draft's own estimate of `alpha`, `[N]`; None if the draft has no confidence
+    head.
     """
 
     p: Tensor
@@ -94,13 +97,13 @@ class ComparedDistributions(NamedTuple):
 
     @property
     def alpha(self) -> Tensor:
-        """Sum of min(p, q), `[N]` (Corollary 3.6)."""
+        """The acceptance probability at each position: sum min(p, q), `[N]` (Corollary 3.6)."""
         return torch.minimum(self.p, self.q).exp().sum(-1)
 
 
 class Student(ABC):
-    """A draft in training. The target's weights serve as its output layer, untrained, so that a
-    large vocabulary adds no weights.
+    """A draft in training. Its output layer consists of the target's weights for the draft's tokens
+    and is not trained, so that a large vocabulary adds no weights to train.
 
     Args:
         network: All trained modules, with the output layer `head`.
@@ -131,25 +134,29 @@ class Student(ABC):
     def gather_positions(
         self, sequences: list[SequenceHiddenStates], rng: random.Random | None
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Yield, for each depth, tensors of N positions to compare: the inputs of the target's
-        output layer `[N, H]`, the log-sum-exp of its logits `[N]`, and the draft's own tensors.
-        `rng` makes the random choices; None for measuring alpha, without random choices."""
+        """Yield, for each depth, the tensors from which `compare` computes the distributions at N
+        positions: the inputs of the target's output layer `[N, H]`, the log-sum-exp of the target's
+        logits `[N]`, and the draft's own tensors. `rng` makes the random choices of training; None
+        avoids them, to measure alpha."""
 
     @abstractmethod
     def compare(self, hidden: Tensor, mass: Tensor, *own: Tensor) -> ComparedDistributions:
-        """Return both distributions at some of the positions of `gather_positions`."""
+        """Return the target's and the draft's distributions at some of the positions that
+        `gather_positions` yields. Its tensors are passed as `hidden`, `mass` (log-sum-exp) and
+        `own`."""
 
     @abstractmethod
     def get_stored_name(self, name: str) -> str:
-        """Return the name of a network's weight in speculators' layout."""
+        """Return the name of a weight of `network` in speculators' format."""
 
     def compute_loss(
         self, sequences: list[SequenceHiddenStates], lesson: Lesson, rng: random.Random
     ) -> Tensor:
         """Return the loss over all depths; every position of a depth has the same weight.
 
-        Distributions are computed for a few positions at a time, and again for the gradients: those
-        of a whole batch would not fit into memory, and small chunks stay in the CPU's cache.
+        Distributions are computed for a few positions at a time, and recomputed for the gradients,
+        because those of a whole batch would not fit into memory. Small chunks also stay in the
+        CPU's cache.
         """
 
         def sum_losses(*some: Tensor) -> Tensor:
@@ -178,7 +185,8 @@ class Student(ABC):
 
     @torch.no_grad()
     def compute_target_log_probs(self, hidden: Tensor, mass: Tensor) -> Tensor:
-        """Return the target's log probabilities, from inputs of its output layer `[N, H]`."""
+        """Return the target's log probabilities of the draft's tokens `[N, Vd]`, from the inputs of
+        its output layer `[N, H]` and the log-sum-exp of its logits `mass [N]`."""
         logits = (hidden.to(self.output_weight.dtype) @ self.output_weight.T).float()
         return (logits - mass[:, None]).clamp(min=MIN_LOG_PROB)
 
@@ -190,7 +198,7 @@ class Student(ABC):
     def measure_alpha(
         self, dataset: HiddenStateDataset, sequences: NumberedSequences, batch: int
     ) -> list[float]:
-        """Return the mean alpha at each depth."""
+        """Return the mean alpha at each depth over the sequences, `batch` of them at a time."""
         totals, counts = [0.0] * self.depths, [0] * self.depths
         order = sorted(sequences, key=lambda n: len(sequences[n]))
         for i in range(0, len(order), batch):
@@ -261,12 +269,13 @@ def teach(
     max_bytes: int,
     report_states: Callable[[int], None],
 ) -> dict[str, Any]:
-    """Train a draft until `recipe.steps` and write it to the folder `out`. Returns the summary.
-    `report_states` is called with the number of sequences whose hidden states are computed.
+    """Train a draft until step `recipe.steps` and write it to the folder `out`. Returns the
+    summary. `report_states` is called with the number of sequences whose hidden states have been
+    computed.
 
-    The folder `out`.run holds the target's hidden states, in at most `max_bytes` bytes, the
-    checkpoint and the log. A run that is resumed gives the result of an uninterrupted one. Raises
-    InputError if the folder is that of another run.
+    A folder next to `out`, with the suffix .run, holds the checkpoint, the log, and the target's
+    hidden states in at most `max_bytes` bytes. A resumed run gives the result of an uninterrupted
+    one. Raises InputError if that folder belongs to another run.
     """
     if out.is_file():
         raise InputError(f"{out} is a file; give a folder as --out")
@@ -313,14 +322,14 @@ def teach(
 
 
 def find_frequent_tokens(sequences: NumberedSequences, count: int) -> Tensor:
-    """Return the most frequent tokens of the sequences, in ascending order."""
+    """Return the ids of the `count` most frequent tokens of the sequences, in ascending order."""
     counts = Counter(token for ids in sequences.values() for token in ids)
     return torch.tensor(sorted(token for token, _ in counts.most_common(count)))
 
 
 def choose_batch(sequences: NumberedSequences, recipe: TrainingRecipe, step: int) -> list[int]:
-    """Return the sequence numbers of a step's batch: each occurs once per epoch, with others of
-    similar length."""
+    """Return the numbers of the sequences in a step's batch. The sequences of a batch have similar
+    lengths; each sequence occurs at most once per epoch."""
     size = min(recipe.batch, len(sequences))
     steps_per_epoch = len(sequences) // size
     epoch, index = divmod(step, steps_per_epoch)

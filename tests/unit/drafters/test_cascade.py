@@ -146,5 +146,5 @@ def test_vocabularies_are_compared_at_load():
         InputError, match="^UniformDrafter has a vocabulary of 7 tokens, but the target has"
     ):
         foretoken.load(llama(64), UniformDrafter(7))
-    with pytest.raises(RefusedError, match="is an encoder-decoder: it cannot draft"):
+    with pytest.raises(RefusedError, match="is an encoder-decoder, which cannot draft"):
         foretoken.load(llama(64), foretoken.load(t5(64), "lookup"))

@@ -121,7 +121,7 @@ INVALID: list[tuple[str, dict[str, str], type[ForetokenError], str]] = [
     ("self:0-1", {}, InputError, "some of the target's 2 layers"),
     ("self:1,0", {}, InputError, "in order"),
     ("self:0-999999999999", {}, InputError, "some of the target's 2 layers"),
-    ("self:0,", {}, InputError, "give self, self:int4, self:int8, or self: with numbers"),
+    ("self:0,", {}, InputError, "give self, self:int4, self:int8, or self: and indices"),
     ("self:", {}, InputError, "'self:'; give self, self:int4, self:int8"),
     ("self:int3", {}, InputError, "'self:int3'; give self, self:int4"),
     ("self:int4", {"draft_dtype": "int8"}, InputError, "'int8'; leave one of them out"),

@@ -44,8 +44,8 @@ def test_invalid_pairs(tmp_path):
     wide = str(folder(tmp_path / "wide", llama(V=328), byte_level()))
     for draft, said in (
         (other, "has another tokenizer"),
-        (heard, "is an encoder-decoder, the target decoder-only"),
-        (wide, "has 328 output rows, the target 320"),
+        (heard, "is an encoder-decoder, but the target is decoder-only"),
+        (wide, "has 328 output rows, but the target has 320"),
     ):
         with pytest.raises(RefusedError, match=said):
             load_pair(target, draft, {}, 0)

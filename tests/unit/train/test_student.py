@@ -118,7 +118,7 @@ def test_options_that_are_invalid(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=f"{name} is 0; give 1 or more"):
             DSparkLesson(**{name: 0})
     spec = foretoken.load(tiny.t5(V), "none", runtime="transformers")
-    with pytest.raises(RefusedError, match="no text of its own"):
+    with pytest.raises(RefusedError, match="cannot generate training text"):
         asked = Examples([Example([1], [])], [Example([1], [])], "")
         options = {"length": 4, "temperatures": (1.0,), "seed": 0, "report": lambda n: None}
         generate_references(spec, asked, tmp_path, **options)

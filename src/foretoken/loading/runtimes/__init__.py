@@ -1,2 +1,2 @@
-"""One module per backend: `find_refusal` returns why it cannot run a model, `build` builds it;
-`place` tries them in a fixed order."""
+"""One module per backend. Its function `find_refusal` returns why the backend cannot run a model,
+`build` builds the model; `place` tries the backends in a fixed order."""

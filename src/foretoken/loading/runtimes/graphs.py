@@ -1,4 +1,5 @@
-"""CUDA graphs of fixed shapes; in the variant "compiled", torch compiles their layers."""
+"""The backend graphs: CUDA graphs of fixed shapes. In the variant "compiled", torch compiles the
+layers."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 def find_refusal(model: ModelFacts, placement: Placement) -> str | None:
     """Return why CUDA graphs cannot run a model; None if its family passed the self-check."""
     if placement.taps:
-        return f"{placement.runtime} does not expose the hidden states that the draft reads"
+        return f"{placement.runtime} does not expose the hidden states that the draft uses"
     try:
         run_self_check(model.structure, GRAPHS_FORM)
     except RefusedError as error:

@@ -1,5 +1,5 @@
-"""The native decoder on CPUs, in float32 to int4. Conversions and refusals are cached, so that the
-next process needs neither the model's configuration nor its self-check.
+"""The backend native: the native decoder on CPUs, in float32 to int4. Conversions and refusals are
+cached, so that the next process neither loads the model's config nor repeats the self-check.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def find_refusal(model: ModelFacts, placement: Placement) -> str | None:
 
 
 def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
-    """Return the model from its cached conversion, which is made first if there is none."""
+    """Return the model, loaded from its cached conversion, and remarks on how it runs. If no
+    conversion is cached, it is made first."""
     with _save_refusals(model, placement):
         converted = _make_conversion(model, _choose_dtype(model, placement))
         return replace(converted, taps=placement.taps).load_model(), ["it passed the self-check"]
@@ -61,8 +62,9 @@ def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
 
 @contextmanager
 def _save_refusals(model: ModelFacts, placement: Placement) -> Iterator[None]:
-    """Store why a folder is refused, unless the cause may be an error in the family's code or a
-    draft's taps."""
+    """Store the message of a RefusedError raised in this context, so that the next process refuses
+    the folder at once. It is not stored if its cause may be a draft's taps or an error in the
+    family's code."""
     try:
         yield
     except RefusedError as error:
@@ -78,8 +80,9 @@ def _compute_refusal_key(folder: ModelSource, dtype: str) -> str:
 
 
 def read_cached_facts(model: ModelFacts, placement: Placement) -> dict[str, Any] | None:
-    """Return the facts of a folder's cached conversion; None if there is none, the placement needs
-    another backend, or the model is on the hub, where its configuration would have to be loaded."""
+    """Return the model's description stored with its cached conversion; None if there is none, if
+    the placement needs another backend, or if the model's config would have to be loaded first (a
+    model on the hub, dtype auto or custom code)."""
     folder, dtype = model.folder, placement.dtype
     if placement.runtime not in ("auto", "native") or placement.device.type != "cpu":
         return None
@@ -92,8 +95,8 @@ def read_cached_facts(model: ModelFacts, placement: Placement) -> dict[str, Any]
 
 
 def start_loading(model: ModelFacts, placement: Placement) -> Future[Model | None]:
-    """Start to load a folder's cached conversion in a thread, in parallel with the tokenizer. The
-    future's result is None if the conversion is damaged."""
+    """Start a thread that loads a folder's cached conversion while the caller loads the tokenizer.
+    The future's result is None if the conversion is damaged."""
 
     def load() -> Model | None:
         with suppress(RefusedError):
@@ -109,14 +112,15 @@ def start_loading(model: ModelFacts, placement: Placement) -> Future[Model | Non
 def make_companion(
     model: ModelFacts, target: Model, dtype: str, layers: tuple[int, ...] = ()
 ) -> Model:
-    """Return a copy of `target`, made from the same model with weights in `dtype`, limited to
-    `layers` if any are given, that shares the target's KV cache."""
+    """Return a copy of `target` that shares its KV cache. The copy has weights in `dtype` and, if
+    `layers` is not empty, only these layers."""
     host: Any = target  # on the native decoder
     return replace(_make_conversion(model, dtype), layers=layers).build_target_copy(host)
 
 
 def describe_abilities() -> str:
-    """Return the instruction set and dtypes of the native decoder here, or why it cannot run."""
+    """Return the instruction set and dtypes of the native decoder on this machine, or why it cannot
+    run."""
     try:
         require_library()
         return f"runs on {library.choose_instruction_set()}, {', '.join(conversion.NATIVE_DTYPES)}"
@@ -130,7 +134,7 @@ def require_library() -> None:
 
 
 def _choose_dtype(model: ModelFacts, placement: Placement) -> str:
-    return "float32" if model.source is None else placement.dtype  # in memory: a float32 copy
+    return "float32" if model.source is None else placement.dtype  # in memory: copied in float32
 
 
 def _make_conversion(model: ModelFacts, dtype: str) -> NativeConversion:
@@ -146,7 +150,8 @@ def _make_conversion(model: ModelFacts, dtype: str) -> NativeConversion:
 
 
 def _read_facts_to_store(model: ModelFacts) -> dict[str, Any]:
-    """Return the generation config to store; None if its model cannot be a target."""
+    """Return the model's generation config, to be stored with the conversion as `settings`; None in
+    its place if the model cannot be a target."""
     try:
         settings = read_settings(model.structure).to_dict()
     except ForetokenError:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlacedModel:
-    """A running model, and the reason for its backend."""
+    """A model on its backend, and the reason why this backend was chosen."""
 
     model: Model
     reason: str
@@ -33,7 +33,7 @@ def place(model: ModelFacts, placement: Placement) -> PlacedModel:
     """Return the model on the first backend that runs its family exactly.
 
     A network in memory is used as it is, on its own device, unless a backend is requested by name,
-    which then runs a copy. Raises RefusedError for a placement that no backend supports.
+    which then runs a copy. Raises RefusedError if no backend supports the placement.
     """
     if model.source is None:
         placement = replace(placement, device=model.structure.device)
@@ -56,8 +56,8 @@ def place(model: ModelFacts, placement: Placement) -> PlacedModel:
 
 
 def _list_candidates(model: ModelFacts, placement: Placement) -> tuple[list[str], list[str]]:
-    """Return the backends to try, in order, and the reason if torch is the first. Raises
-    RefusedError for a precision that the requested backend lacks."""
+    """Return the backends to try, in order, and a list that holds the reason if torch is tried
+    first. Raises RefusedError for a precision that the requested backend lacks."""
     requested, is_rounded = placement.runtime, placement.dtype in ROUNDED_DTYPES
     if model.source is not None and model.source.has_own_adapter:
         if requested not in ("auto", "transformers") or is_rounded:

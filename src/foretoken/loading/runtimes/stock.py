@@ -1,5 +1,5 @@
-"""transformers' own code on torch: batched over a ragged cache, or one sequence at a time for a
-family that is not exact in batches."""
+"""The backend transformers: transformers' own code on torch, in batches over a ragged cache, or one
+sequence at a time for a family that is not exact in batches."""
 
 from __future__ import annotations
 
@@ -52,15 +52,16 @@ def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
         if not running.capabilities.taps:
             raise RefusedError(
                 f"{type(network).__name__} runs in {form.name}, and so does not expose the hidden "
-                "states that the draft reads; give another draft"
+                "states that the draft uses; give another draft"
             )
         running.tap(placement.taps)
     return running, remarks
 
 
 def _find_exact_form(network: PreTrainedModel) -> tuple[CheckedBackend, list[str]]:
-    """Return the first form on torch that passes the self-check, with remarks: its cost and why the
-    form before it failed. Raises RefusedError if none passes."""
+    """Return the first way of running on torch that passes the self-check (in batches, then one
+    sequence at a time), and remarks. If batches failed, the remarks are why they failed and what
+    single sequences cost. Raises RefusedError if neither passes."""
     network, form, remarks = get_language_model(network), TORCH_BACKEND, list[str]()
     try:
         checked_itself = run_self_check(network, form).on_full_model
@@ -79,8 +80,8 @@ def _find_exact_form(network: PreTrainedModel) -> tuple[CheckedBackend, list[str
 
 
 def require_precision(network: PreTrainedModel, form: CheckedBackend) -> None:
-    """Raise RefusedError if torch cannot run the network in its precision. One token is tried;
-    float32 needs no trial, as the self-check ran in it."""
+    """Raise RefusedError if torch cannot score one token with the network in its dtype. float32 is
+    not tried, because the self-check already ran in it."""
     if network.dtype == torch.float32:
         return
     model = form.build(network)
