@@ -157,7 +157,7 @@ OTHERS: dict[str, Refusal] = {
         forced_eos_token_id=3,
     ),
     "an end twice": _entry(
-        "EosTokenCriteria is given and eos_token_id is set",
+        "EosTokenCriteria is given and eos_token_id is set to other ids",
         eos_token_id=3,
         stopping_criteria=[EosTokenCriteria(5)],
     ),

@@ -26,31 +26,34 @@ Blocks = list[list[int]] | Tensor
 
 
 def count_block_tokens(blocks: Blocks, need: list[int]) -> list[int]:
-    """Return the number of tokens in each block."""
+    """Return the number of tokens in each block of a `score` call. A tensor of blocks is padded, so
+    `need` gives the number for each row."""
     return need if isinstance(blocks, Tensor) else [len(block) for block in blocks]
 
 
 class TokenChoice(NamedTuple):
-    """Selects a draft token from logits: the argmax, or a sample after temperature, top-k, top-p
-    and min-p."""
+    """Specifies how `Model.chain` selects draft tokens from logits: the argmax, or a sample after
+    temperature, top-k, top-p and min-p."""
 
     V: int  # the target's vocabulary size
     ids: Tensor | None = None  # [Vd], the target id of each draft logit; None: the same ids
-    filters: tuple[float, int, float, float] | None = None  # None: argmax
-    numbers: Tensor | None = None  # [G, B], uniform random numbers in [0, 1)
+    # temperature, top-k, top-p and min-p; None: argmax
+    filters: tuple[float, int, float, float] | None = None
+    numbers: Tensor | None = None  # [G, B], uniform in [0, 1); None: argmax
 
 
 class ChainedTokens(NamedTuple):
-    """The draft tokens of one `chain` call; entries after a sequence's last are undefined."""
+    """The draft tokens of one `chain` call. Entries after the last draft token of a sequence are
+    undefined."""
 
     tokens: Tensor  # [B, G], the target's ids
-    tops: Tensor  # [B, G], the largest logit at each token; non-finite if any logit is
-    q: Tensor | None  # [B, G, V], the distributions that the tokens were drawn from
-    masses: Tensor  # [B, G], float64, the sums of these distributions
+    tops: Tensor  # [B, G], the largest logit for each token; non-finite if any of its logits is
+    q: Tensor | None  # [B, G, V], the distributions of the tokens; None: argmax
+    masses: Tensor  # [B, G], float64, the sum of each of these distributions
 
 
 class TextDraft(NamedTuple):
-    """Draft tokens of a model with another vocabulary, in the target's ids."""
+    """Draft tokens in the target's ids, from a draft model with another vocabulary."""
 
     draft_tokens: list[list[int]]
     num_forward_passes: int
@@ -65,15 +68,16 @@ class SharedKV(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The optional abilities of a model; a backend declares its own once, as a class attribute.
+    """The optional abilities of a model, with the methods and attributes that each requires. A
+    backend declares its abilities once, as a class attribute.
 
     Attributes:
         tensors: Blocks may be a tensor on the device, so that the host need not know the tokens.
         batch_invariant: Logits depend on the sequence alone, bit for bit, not on the batch or on
             how the sequence is split into blocks.
         media: Prompts may contain images and audio (`joining_media`, `find_media_problem`).
-        prefix_cache: Sequences that have left are cached, so that later ones reuse a common prefix
-            (`set_prefix_caching`, `set_salt`, `count_cached_tokens`, `num_cached_tokens`).
+        prefix_cache: Sequences that have left are cached, so that later sequences reuse a common
+            prefix (`set_prefix_caching`, `set_salt`, `count_cached_tokens`, `num_cached_tokens`).
         memory: It reports the bytes that its sequences take (`compute_cache_bytes`).
         hidden: It returns the input of its output layer (`hidden`).
         taps: It can return hidden states of all tokens (`taps`, `expose_hidden_states`,
@@ -100,17 +104,19 @@ class Capabilities:
 
 
 class Component:
-    """A model, a drafter, or a network within one.
+    """A model, a drafter, or a network within a drafter.
 
     Attributes:
         capabilities: The optional abilities that it has.
         runtime: Name of its backend, for reports.
-        model: The transformers network, if torch runs it; for a drafter, its model.
-        holds: Models and drafters within it; one object may be part of only one of them.
-        identity: A string that determines its speed; None: unknown.
+        model: The transformers model, if torch runs it; for a drafter, its draft model.
+        holds: The models and drafters that it contains. No object may be contained in two.
+        identity: A string that determines its speed, under which measured costs are saved; None:
+            its speed is unknown, or its `model` determines it.
         has_own_speed: True if its `model` does not determine its speed.
-        reads_target: True if it reads hidden states or the KV cache of its `target`.
-        encoder_seconds: Total run time of its encoder; on a device, until the kernels are launched.
+        reads_target: True if it uses hidden states or the KV cache of its `target`.
+        encoder_seconds: Total run time of its encoder. On a GPU, this ends when the kernels are
+            launched.
     """
 
     capabilities: Capabilities = Capabilities()
@@ -124,11 +130,11 @@ class Component:
     encoder_seconds: float = 0.0
 
     def clear(self) -> None:
-        """Remove all sequences, also those that an aborted run has left."""
+        """Remove all sequences, including those that an aborted run has left."""
 
     def compute_cache_bytes(self, lengths: list[int], sources: list[int]) -> int:
-        """Return the maximum bytes of KV cache for sequences of these lengths, in tokens, and for
-        their encoder inputs (encoder-decoders only)."""
+        """Return the maximum size, in bytes, of the KV cache for sequences of these lengths in
+        tokens. `sources` has the lengths of their encoder inputs, for encoder-decoders."""
         return 0
 
     def reserve(self, num_bytes: int) -> None:
@@ -138,19 +144,21 @@ class Component:
         """Turn the prefix cache on or off.
 
         Args:
-            enabled: True to cache sequences that leave from now on, False to drop all cached ones.
+            enabled: True to cache sequences that leave from now on; False to cache none and drop
+                those that are cached.
         """
 
     def set_salt(self, salt: str) -> None:
-        """Let the sequences that join next share cached prefixes only with those of the same salt.
+        """Set the salt of the sequences that join next: they share cached prefixes only with
+        sequences of the same salt.
 
         Args:
-            salt: The salt.
+            salt: Any string, for instance one for each user.
         """
 
 
 class Scorer(Component, ABC):
-    """The part of a target that a step needs, after its sequences have joined."""
+    """The methods of a target that a decoding step uses, once its sequences have joined."""
 
     vocab_size: int  # size of the output layer, padding included
     device: torch.device = torch.device("cpu")
@@ -164,39 +172,45 @@ class Scorer(Component, ABC):
         A tensor `[B, W]` on the model's device is padded on the right with any ids: block b is the
         first need[b] tokens of row b.
 
-        Returns logits `[B, max(need), V]`, valid until the next forward pass: row b has those of
-        the last need[b] tokens of its block, then finite padding.
+        Returns logits `[B, max(need), V]`, valid until the next forward pass: row b has the logits
+        of the last need[b] tokens of block b, followed by finite padding.
         """
 
     @abstractmethod
     def set_lengths(self, lengths: list[int]) -> None:
-        """Truncate each sequence b to its first lengths[b] tokens, without rejected ones. No length
-        may grow."""
+        """Truncate each sequence b to its first lengths[b] tokens, to remove rejected draft tokens.
+        No length may exceed the present one."""
 
 
 class Model(Scorer):
-    """A target or draft model: methods that all backends implement, and defaults for the others."""
+    """A target or draft model: the methods that every backend implements, and defaults for those
+    that only some implement."""
 
     context: int | None = None  # tokens that a sequence can hold; None: no limit
     encoder_decoder: bool = False
     source_context: int | None = None  # tokens of an encoder input; None: no limit, or no encoder
     source_vocab_size: int | None = None  # the encoder's vocabulary size; None: no encoder
     compute_dtype: str  # the dtype of its arithmetic: "float32", "bfloat16", "int8", ...
-    # tokens that `set_lengths` can remove, at most, and none of a cached prefix that the sequence
-    # started from; it can always remove all tokens. None: no limit
+    # maximum number of tokens that `set_lengths` can remove from a sequence; it cannot remove part
+    # of a cached prefix that the sequence started from. Removing all tokens is always possible.
+    # None: no limit
     max_rewind: int | None = None
     taps: tuple[int, ...] = ()  # layers whose hidden states it returns (`models.stock.taps`)
     joining_media: list[Media | None]  # media of the sequences that join next; []: none has any
-    needs_media: bool = False  # its encoder takes media, not ids; a source gives only their length
-    # hidden states `[n, H]` by encoder input, from an earlier run of the same encoder elsewhere
+    needs_media: bool = False  # its encoder takes media, not ids
+    # hidden states `[n, H]` by source ids, which the caller's run of the same encoder has computed;
+    # None: unsupported
     shared_encoder_states: dict[tuple[int, ...], Tensor] | None = None
-    num_cached_tokens: list[int]  # tokens from the prefix cache, of each sequence that joined last
+    # for each of the sequences that joined last, how many of its tokens come from the prefix cache
+    num_cached_tokens: list[int]
 
     @abstractmethod
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        """Add sequences after those present and prefill `prompts`, which may be empty.
+        """Add one sequence for each prompt after the present sequences, and prefill the prompts. A
+        prompt may be empty.
 
-        `sources`: the encoder's inputs, encoded once; None for decoder-only models.
+        `sources`: the token ids for the encoder, which runs once for each; None for decoder-only
+        models.
         """
 
     @abstractmethod
@@ -204,7 +218,7 @@ class Model(Scorer):
         """Replace sequence b by the former sequence rows[b]; rows may be repeated or left out."""
 
     def leave(self, rows: list[int]) -> None:
-        """Remove these sequences; later ones move up."""
+        """Remove these sequences; later sequences move up."""
         self.permute(list_remaining_rows(len(self.lengths), rows))
 
     def clear(self) -> None:
@@ -217,8 +231,8 @@ class Model(Scorer):
 
     @property
     def max_context(self) -> int | None:
-        """Return the maximum length of a sequence that joins again as a long one when it outgrows
-        `context`; None: no limit."""
+        """The maximum length of a sequence in tokens; None: no limit. To outgrow `context`, a
+        sequence must leave and join again as a long one (`set_long_context`)."""
         return self._max_context or self.context
 
     @property
@@ -227,25 +241,26 @@ class Model(Scorer):
         raise NotImplementedError
 
     def compute_max_lengths(self, long: list[bool]) -> list[int | None]:
-        """Return the maximum length of each sequence; `long`: the ones that join as long ones."""
+        """Return the maximum length of each sequence, given whether it joins as a long one; None:
+        no limit."""
         return [self.max_context if each else self.context for each in long]
 
     def set_long_context(self, enabled: bool) -> None:
-        """Set whether the sequences that join next are long: they hold more than `context` tokens,
-        the next token included."""
+        """Set whether the sequences that join next are long ones, which have more than `context`
+        tokens together with the token that follows."""
         self._long_context = enabled
 
     # Set before sequences join
 
     def set_prompt_lengths(self, lengths: list[int]) -> None:
-        """Set the prompt lengths of the sequences that join next, which may differ from the tokens
-        given to `start`; 0: up to the first token whose logits are needed. For models whose logits
-        depend on the prompt length."""
+        """Set the prompt lengths of the sequences that join next, which may differ from the numbers
+        of tokens given to `start`; 0: the prompt ends at the first token whose logits are needed.
+        For models whose logits depend on the prompt length."""
 
     def find_media_problem(self, media: Media) -> str | None:
-        """Return the reason why the model cannot encode these media, or None; it encodes the first
-        media of a kind to find out. A sequence with media joins with all of its prompt; for an
-        encoder-decoder, the media are its source."""
+        """Return why the model cannot encode these media; None if it can. To find out, it encodes
+        the first media of each kind. A sequence with media must join with its whole prompt; for an
+        encoder-decoder, the media take the place of its source."""
         return "it reads ids only"
 
     @cached_property
@@ -280,16 +295,16 @@ class Model(Scorer):
         raise NotImplementedError
 
     def expose_hidden_states(self, known: Callable[[list[int]], int] | None) -> None:
-        """Store the hidden states at the `taps` from now on, until they are taken, or none if
-        `known` is None. The model must have no sequences.
+        """Store hidden states at the `taps` from now on, until `take_hidden_states` returns them.
+        If `known` is None, store none. The model must have no sequences.
 
-        Tokens from the prefix cache get no hidden states, so a sequence that joins uses at most
-        `known(prompt)` of them: those whose states the drafter has.
+        Tokens from the prefix cache get no hidden states. So a sequence that joins uses at most its
+        first `known(prompt)` cached tokens, whose hidden states the drafter has already.
         """
 
     def take_hidden_states(self) -> list[HiddenStates | None]:
-        """Return and drop the stored hidden states of each sequence: those computed since the last
-        call, without truncated tokens. None: no states are stored."""
+        """Return the hidden states stored for each sequence since the last call, without those of
+        truncated tokens, and drop them here; None for a sequence without stored states."""
         raise NotImplementedError
 
     def get_shared_kv(self, kind: str, rows: list[int], first: int) -> SharedKV:
@@ -308,14 +323,16 @@ class Model(Scorer):
         embeddings: Tensor | None = None,
     ) -> ChainedTokens:
         """Append blocks as `score` does, then make up to budget[b] draft tokens for sequence b,
-        each from the one before it. All of them but the last are appended.
+        each from the draft token before it. All draft tokens of a sequence except its last are
+        appended too.
 
-        embeddings: `[V, E]`, for a `HiddenStateDraftModel`; None for others.
+        embeddings: the target's embeddings `[V, E]`, for a `HiddenStateDraftModel`; None for other
+        models.
         """
         raise NotImplementedError
 
     def drafts_from_text(self, *, greedy: bool) -> bool:
-        """Return whether to draft by `draft_from_text` instead of from its distributions.
+        """Return whether to draft by `draft_from_text` instead of by `score` or `chain`.
 
         greedy: True if all sequences decode greedily.
         """
@@ -323,13 +340,14 @@ class Model(Scorer):
 
     def draft_from_text(self, blocks: list[list[int]], counts: list[int]) -> TextDraft:
         """Append block b to sequence b, for all sequences, and generate at most counts[b] draft
-        tokens, which are not appended. They depend on the sequence's tokens alone."""
+        tokens, which are not appended. The draft tokens depend on the sequence's tokens alone."""
         raise NotImplementedError
 
 
 class HiddenStateDraftModel(Model):
     """A draft model whose input at each position is a token embedding and a hidden state (as in
-    EAGLE); its own `hidden` replaces the target's state at the next position."""
+    EAGLE). For the first draft token the hidden states are the target's; for each later draft
+    token, the draft model's own `hidden` at the token before it is used."""
 
     @abstractmethod
     def project_states(self, states: Tensor) -> Tensor:
@@ -337,17 +355,18 @@ class HiddenStateDraftModel(Model):
 
     @abstractmethod
     def set_next_pairs(self, pairs: Tensor, counts: list[int]) -> None:
-        """Set the inputs of the next `score`, `[sum(counts), E + H]`: embeddings, then states."""
+        """Set the inputs of the next `score`, `[sum(counts), E + H]`: each an embedding followed by
+        a projected state; the first counts[0] belong to sequence 0."""
 
     def set_draft_pairs(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
-        """Set the inputs of the next `chain`: the embeddings of these tokens, from a table
-        `[V, E]`, and the target's hidden states, `[N, W]`."""
+        """Set the inputs of the next `chain`: the embeddings of `tokens`, rows of the table
+        `embeddings` `[V, E]`, each with a hidden state of the target from `states` `[N, W]`."""
         raise NotImplementedError
 
 
 def require_model(value: object) -> None:
-    """Raise InputError if `value` is not a model, but for instance a Speculator."""
+    """Raise InputError if `value` is not a `Model`; a Speculator, for instance, is not."""
     if not isinstance(value, Model):
         raise InputError(
-            f"{value!r:.60} is not a model; give the one of a Speculator: load(...).target"
+            f"{value!r:.60} is not a model; give a Speculator's target: load(...).target"
         )

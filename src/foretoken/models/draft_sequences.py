@@ -1,8 +1,8 @@
 """The token ids and cache lengths of a draft model's sequences, for all drafters that use a model.
 
-For an encoder-decoder target, the prompt of a decoder-only draft model begins with the source. A
-model makes no draft tokens for a sequence that is longer than its context or that contains an id
-outside its vocabulary.
+If the target is an encoder-decoder and the draft model is decoder-only, the draft model's prompt is
+the source followed by the target's prompt. A model makes no draft tokens for a sequence that is
+longer than its context or that contains an id outside its vocabulary.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ UNLIMITED_TOKENS = 10**9  # for a model without a context limit
 
 
 class DraftSequences:
-    """The sequences of `model`: their token ids and how many of these are in its cache. Does not
-    run the model."""
+    """The sequences of a draft model `model`: for each, its token ids and how many of them are in
+    the model's cache. Does not run the model."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -28,8 +28,8 @@ class DraftSequences:
         limit = model.max_rewind if self._uses_target_cache else None
         self._max_uncached = UNLIMITED_TOKENS if limit is None else limit
         self.token_ids: list[list[int]] = []  # committed tokens
-        self.num_cached: list[int] = []  # how many of them are in the model's cache
-        # how many of them, from the left, are in the model's vocabulary; -1: invalid source
+        self.num_cached: list[int] = []  # how many tokens of each are in the model's cache
+        # how many of its first tokens are in the model's vocabulary; -1: its source is invalid
         self._num_readable: list[int] = []
 
     def join(
@@ -37,8 +37,9 @@ class DraftSequences:
     ) -> tuple[list[list[int]], list[list[int]] | None]:
         """Add sequences; return the prompts and sources to start the model with.
 
-        Each prompt lacks its last token. It is empty if the model cannot draft for the sequence, or
-        if the prefill would delay running sequences for long: then the steps that follow catch up.
+        A returned prompt lacks the sequence's last token. It is empty if the model cannot draft for
+        the sequence. If a prefill would delay the running sequences for long, it is only the part
+        that is in the prefix cache, and later steps prefill the rest (`get_catch_up_tokens`).
         Raises RefusedError for an encoder-decoder model without sources.
         """
         if self.model.encoder_decoder and sources is None:
@@ -54,7 +55,7 @@ class DraftSequences:
             if not (self._can_encode(source) if source else media[b - first]):
                 self._num_readable[b] = -1
         rows = range(first, len(self.token_ids))
-        # without running sequences, a long prefill delays none
+        # if no sequence is running, a long prefill delays nothing
         max_tokens, heads = CATCH_UP_TOKENS if first else UNLIMITED_TOKENS, list[list[int]]()
         for b in rows:
             # a prompt with media must be prefilled in one call
@@ -74,14 +75,14 @@ class DraftSequences:
         return heads, sources
 
     def _find_media(self, count: int) -> list[bool]:
-        """Return which of the sequences that join have media for the model."""
+        """Return, for each sequence that joins, whether it has media that the model takes."""
         attached = self.model.joining_media if self.model.capabilities.media else []
         return [media is not None for media in attached] or [False] * count
 
     def _take_head(self, tokens: list[int], max_tokens: int) -> tuple[list[int], int]:
-        """Return the tokens to start a sequence with, and how many of them need a prefill: all, or,
-        if that were more than `max_tokens`, the prefix that is cached; none in the target's
-        cache."""
+        """Return the tokens to start a sequence with, and how many of these must be prefilled. If
+        more than `max_tokens` of all tokens are uncached, only their cached prefix is returned; if
+        the model shares the target's cache, no tokens are."""
         if self._uses_target_cache:
             return [], 0
         cached = self.model.count_cached_tokens(tokens)
@@ -98,8 +99,8 @@ class DraftSequences:
         return UNLIMITED_TOKENS if context is None else max(0, context - length + 1)
 
     def get_catch_up_tokens(self, b: int) -> list[int]:
-        """Return the tokens of sequence b to prefill in a step in which it gets no draft tokens, so
-        that the next step in which it does needs no long prefill."""
+        """Return the tokens of sequence b to prefill in a step in which it gets no draft tokens.
+        This spares a later step, in which it gets draft tokens, a long prefill."""
         n = self.num_cached[b]
         uncached = len(self.token_ids[b]) - n
         if (
@@ -111,8 +112,9 @@ class DraftSequences:
         return self.token_ids[b][n : n + CATCH_UP_TOKENS]
 
     def compute_budgets(self, gamma: list[int]) -> list[int]:
-        """Return how many draft tokens to make for each sequence, at most gamma[b]. Updates
-        `num_cached` of a model that shares the target's cache."""
+        """Return how many draft tokens to make for each sequence b: gamma[b], or fewer if the
+        context or the recurrent states do not allow so many. Updates `num_cached` for a model that
+        shares the target's cache."""
         if self._uses_target_cache:
             self.num_cached[:] = self.model.lengths
         uncached = [len(ids) - n for ids, n in zip(self.token_ids, self.num_cached, strict=True)]
@@ -122,8 +124,8 @@ class DraftSequences:
         ]
 
     def update(self, num_removed: list[int], tokens: list[list[int]]) -> None:
-        """Remove the last num_removed[b] tokens of each sequence, then append tokens[b]; reduce
-        `num_cached` to the tokens that remain valid."""
+        """Remove the last num_removed[b] tokens of each sequence b, then append tokens[b]. Lowers
+        num_cached[b] to the number of tokens whose cache remains valid."""
         for b, (seq, count, new) in enumerate(
             zip(self.token_ids, num_removed, tokens, strict=True)
         ):
@@ -134,18 +136,19 @@ class DraftSequences:
             if self._num_readable[b] == len(seq):
                 self._num_readable[b] += self._count_readable(new)
             seq += new
-            # the last token is not cached: the target chose it, or the draft model did, last
+            # the last token is not cached: the draft model has not run over a token that the target
+            # chose, nor over the last draft token
             self.num_cached[b] = min(self.num_cached[b], len(seq) - 1)
 
     def leave(self, rows: list[int]) -> None:
-        """Remove these sequences; later ones move up."""
+        """Remove these sequences; later sequences move up."""
         stay = list_remaining_rows(len(self.token_ids), rows)
         self.token_ids = [self.token_ids[b] for b in stay]
         self.num_cached = [self.num_cached[b] for b in stay]
         self._num_readable = [self._num_readable[b] for b in stay]
 
     def _count_readable(self, tokens: list[int]) -> int:
-        """Return how many first tokens are in the model's vocabulary."""
+        """Return how many of the first tokens are in the model's vocabulary."""
         V = self.model.vocab_size
         if max(tokens, default=0) < V:
             return len(tokens)

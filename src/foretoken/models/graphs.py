@@ -1,11 +1,11 @@
-"""A decoder-only transformers model with forward passes of fixed shapes over a ragged KV cache; on
-CUDA they are recorded as CUDA graphs and replayed.
+"""A decoder-only transformers model that runs forward passes of fixed shapes over a ragged KV
+cache. On CUDA they are recorded as CUDA graphs and replayed.
 
-Batch sizes, widths and cache lengths are rounded up to a few values, so that few graphs serve all
-blocks; prompts are prefilled without graphs. Shapes do not depend on data: every query attends to
-all cache positions, and a mask, made on the device from the lengths, hides those after each
-sequence. A guard refuses operations that cannot be recorded. On a CPU the same forward passes run
-without recording, for tests.
+Batch sizes, widths and cache lengths are rounded up to a few values, so that few graphs suffice for
+all blocks; prompts are prefilled without graphs. Shapes do not depend on data: every query attends
+to all cache positions, and a mask, computed on the device from the lengths, hides the positions
+after each sequence's end. A guard refuses operations that cannot be recorded. On a CPU the same
+forward passes run without recording, for tests.
 """
 
 from __future__ import annotations
@@ -39,18 +39,21 @@ from foretoken.transfer import send
 
 
 class FixedCache(RaggedCache):
-    """A cache whose sizes are powers of two and that never shrinks."""
+    """A cache whose numbers of slots and positions are rounded up to a few sizes and never
+    shrink."""
 
     def __init__(self, layers: list[Any], device: torch.device) -> None:
         super().__init__(layers, 0, device)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Slots and positions per slot; when it changes, the tensors have moved."""
+        """The number of slots, and of positions per slot. If it changes, the tensors have been
+        replaced."""
         return self.rows, self.capacity
 
     def reserve(self, rows: int, num_positions: int) -> None:
-        """Make room, in powers of two."""
+        """Make room for `rows` slots of `num_positions` positions, both rounded up to a power of
+        two (times 64 for positions)."""
         shape = (
             max(self.rows, round_up_to_power_of_two(rows)),
             max(self.capacity, round_up_slots(num_positions)),
@@ -59,15 +62,18 @@ class FixedCache(RaggedCache):
             self.grow(*shape)
 
     def lay_out(self, offset: Tensor, width: int, end: int) -> None:
-        """Let the next tokens follow `offset [B]` others; its values do not affect any shape."""
+        """Set the positions of the next tokens, `width` for each slot, which follow offset[b]
+        cached ones; the forward pass attends to the first `end` positions. The values of `offset`,
+        on the device, do not affect any shape."""
         self.offset, self.width, self.end = offset, width, end
         self.row = torch.arange(len(offset), device=self.device)[:, None]
         self.positions = offset[:, None] + torch.arange(width, device=self.device)
 
 
 class RecordingGuard(TorchDispatchMode):
-    """Refuses operations that cannot be part of a CUDA graph: their shapes depend on data, they
-    make the host wait, or they copy between host and device."""
+    """Refuses operations that a CUDA graph cannot contain: those whose shapes depend on data, that
+    make the host wait, or that copy between host and device. Raises RefusedError for a model
+    `owner` that runs one of these operations."""
 
     BARRED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
@@ -82,7 +88,7 @@ class RecordingGuard(TorchDispatchMode):
         if "aten.index" in name:  # its shape depends on data if an index is a boolean mask
             indices = args[1] if isinstance(args[1], list | tuple) else []
             barred = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
-        elif "copy" in name:  # during a recording, it would break more than the recording
+        elif "copy" in name:  # a forbidden copy would break more than the recording
             barred = copies_between_devices(args, kwargs or {})
         else:
             barred = any(tag in func.tags for tag in self.BARRED_TAGS)
@@ -97,7 +103,8 @@ class RecordingGuard(TorchDispatchMode):
 
 
 def copies_between_devices(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether a copy goes from one type of device to another."""
+    """Return whether a copy with these arguments is between two types of device, such as CPU and
+    CUDA."""
     device_types = {x.device.type for x in args if isinstance(x, Tensor)}
     if kwargs.get("device") is not None:
         device_types.add(torch.device(kwargs["device"]).type)
@@ -110,32 +117,32 @@ def round_up_to_power_of_two(n: int) -> int:
 
 
 def round_up_slots(slots: int) -> int:
-    """Return the smallest capacity for this many positions: 64 times a power of two."""
+    """Return the smallest capacity, 64 times a power of two, with room for this many positions."""
     return CAPACITY_MULTIPLE * round_up_to_power_of_two(-(-slots // CAPACITY_MULTIPLE))
 
 
 def round_up_width(tokens: int) -> int:
-    """Return the smallest width for this many tokens, 1 + gamma for a gamma of 0 or a power of two:
-    1, 2, 3, 5, 9, 17, ..."""
+    """Return the smallest recorded width with room for this many tokens: 1 + gamma for a gamma that
+    is 0 or a power of two (1, 2, 3, 5, 9, 17, ...)."""
     return tokens if tokens < 2 else 1 + round_up_to_power_of_two(tokens - 1)
 
 
-PassOutputs = tuple[Tensor, Tensor]  # logits [rows, width, V], and the output layer's input
+PassOutputs = tuple[Tensor, Tensor]  # logits, and the output layer's inputs, [rows, width, ..]
 
 RECORDING_LOCK = Lock()  # a recording begins by waiting for all work on the device
 REHEARSAL_BLOCKS = [[0]], [[0, 0]]
-MAX_LOGIT_DEVIATION = 0.1  # of the spread of logits; in bfloat16, 46 layers made 0.03
+MAX_LOGIT_DEVIATION = 0.1  # relative to the logits' spread; 46 layers in bfloat16 deviated by 0.03
 # tokens; longer blocks occur only when a draft model catches up, too rarely to be worth recording
 MAX_RECORDED_WIDTH = 33
 
 
 class GraphModel(Model):
-    """A twin of `model`, with the same weights, whose forward passes are recorded.
+    """A twin of `model` with the same weights, whose forward passes are recorded.
 
-    All passes use the first slots and positions of the same buffers. Sequences may leave or be
-    short without a new recording; only growth of the buffers discards the recordings. `compiled`:
-    torch compiles the layers first, once or twice, for seconds each. Raises RefusedError if the
-    model cannot be run in fixed shapes.
+    All passes use the first slots and positions of the same buffers. So sequences may leave or
+    differ in length without a new recording; only growth of the buffers discards the recordings.
+    `compiled`: compile the decoder layers by torch first, which takes seconds, once or twice.
+    Raises RefusedError if the model cannot be run in fixed shapes.
     """
 
     capabilities = Capabilities(tensors=True, hidden=True)
@@ -152,10 +159,10 @@ class GraphModel(Model):
         self.cache = FixedCache(make_ragged_cache(model, 0).layers, self.device)
         self.layers = CompiledLayers(self.twin.model, self.cache) if compiled else None
         self.runtime = "compiled" if compiled else "graphs"
-        self.passes: dict[tuple[int, int, int], GraphPass] = {}  # by rows, width and positions
+        self.passes: dict[tuple[int, int, int], GraphPass] = {}  # by number of slots, width and end
         self.shape = self.cache.shape  # the shape for which `passes` were recorded
         self.pool: Any = None
-        self.offset: Tensor | None = None  # lengths by slot, on the device; None: not sent yet
+        self.offset: Tensor | None = None  # lengths by slot, on the device; None: to be sent
 
     @property
     def lengths(self) -> list[int]:
@@ -211,7 +218,8 @@ class GraphModel(Model):
         return self.offset
 
     def _send_first_positions(self) -> Tensor | None:
-        """Return the position of each slot's first token, on the device; None: 0 for all."""
+        """Return the position id of each slot's first token, on the device: 0, or `LONG_ROW_OFFSET`
+        for long sequences; None if it is 0 for all."""
         if not any(self.long):
             return None
         return send(
@@ -219,8 +227,8 @@ class GraphModel(Model):
         )
 
     def _advance(self, counts: list[int]) -> None:
-        """Add the new tokens to the lengths; on the device too if all counts are equal, which saves
-        sending the lengths again."""
+        """Add the numbers of new tokens to the lengths. If they are equal, also add them on the
+        device, which saves sending the lengths again."""
         self.cache.advance(counts)
         even = min(counts) == max(counts)
         self.offset = self.offset + counts[0] if even and self.offset is not None else None
@@ -243,8 +251,8 @@ class GraphModel(Model):
         return self.passes[rows, width, end]
 
     def _forward(self, ids: Tensor, lengths: Tensor, firsts: Tensor, end: int) -> PassOutputs:
-        """Run a forward pass over tokens that follow `lengths` cached ones; no shape depends on the
-        values."""
+        """Run a forward pass over new tokens `ids`, which in each slot follow lengths[b] cached
+        tokens; no shape depends on the values."""
         self.cache.lay_out(lengths, ids.shape[1], end)
         positions = self.cache.positions
         if self._max_context is not None:
@@ -265,11 +273,11 @@ class GraphModel(Model):
 
 
 class GraphPass:
-    """A forward pass with its own input buffers: `[rows, width]` ids, and `[rows]` lengths and
-    first positions.
+    """A forward pass with its own input buffers: ids `[rows, width]`, and lengths and first
+    positions, `[rows]` each.
 
-    Its first run is checked by `guard`. On CUDA it is then recorded, and replayed in all later
-    runs: each run overwrites the outputs of the one before.
+    `guard` checks the operations of its first run. On CUDA it is then recorded, and all later runs
+    replay the recording; each run overwrites the outputs of the run before.
     """
 
     def __init__(
@@ -289,8 +297,9 @@ class GraphPass:
         self.outputs: PassOutputs = torch.empty(0), torch.empty(0)
 
     def __call__(self, ids: Tensor, lengths: Tensor, firsts: Tensor | None) -> PassOutputs:
-        """Return the outputs for these ids, padded with id 0: a leftover id may have NaN values,
-        and a weight of 0 from the mask does not remove a NaN from the sum."""
+        """Return the outputs for these ids. The rest of the buffer is set to id 0, since a leftover
+        id may have NaN values, and a weight of 0 from the mask does not remove a NaN from the
+        sum."""
         self.ids.zero_()
         self.ids[: ids.shape[0], : ids.shape[1]] = ids
         self.lengths[: len(lengths)] = lengths
@@ -310,12 +319,13 @@ class GraphPass:
         return self.outputs
 
     def run(self, watched: bool = False) -> PassOutputs:
-        """Run the forward pass; unless it is watched by `guard`, its layers may be compiled."""
+        """Run the forward pass. If `watched`, which means that `guard` checks it, its layers run
+        uncompiled."""
         return self.forward(self.ids, self.lengths, self.first_positions, watched)
 
     def _record(self) -> None:
-        """Record a graph, after two warm-up runs in which libraries choose their kernels. All runs
-        write the same keys and values to the same positions."""
+        """Record a graph, after two warm-up runs in which libraries choose their kernels. Each run
+        writes the same keys and values to the same positions, so the repetitions do no harm."""
         with RECORDING_LOCK, torch.cuda.device(self.ids.device):
             side = torch.cuda.Stream()  # CUDA requires warm-up on a side stream
             side.wait_stream(torch.cuda.current_stream())
@@ -335,7 +345,7 @@ class GraphPass:
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection during a recording, which fails if an old graph is freed."""
+    """Pause garbage collection during a recording, which would fail if an old graph was freed."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -346,8 +356,8 @@ def pause_garbage_collection() -> Iterator[None]:
 
 
 def rehearse(model: GraphModel) -> GraphModel:
-    """Record short forward passes and return the model; raise RefusedError if they cannot be
-    recorded."""
+    """Run and record a few short forward passes, and return the model. Raises RefusedError if they
+    cannot be recorded."""
     try:
         model.start([[0]])
         for blocks in REHEARSAL_BLOCKS:
@@ -363,8 +373,8 @@ def rehearse(model: GraphModel) -> GraphModel:
 
 
 def _compare(model: GraphModel, layers: CompiledLayers) -> None:
-    """Turn compiled layers off if their logits differ from the ragged cache's by more than
-    rounding."""
+    """Turn compiled layers off if their logits differ from those of the stock model over a ragged
+    cache by more than rounding."""
     reference = CausalModel(model.model)
     for runner in (model, reference):
         runner.start([[0]])

@@ -1,6 +1,6 @@
 """Classifier-free guidance (Ho and Salimans, arXiv 2207.12598; for language models: Sanchez et al.,
-arXiv 2306.17806): a model whose logits combine those for a sequence after its prompt with those for
-the same output after a negative prompt.
+arXiv 2306.17806): a model whose logits at each position combine two logits, after the prompt and
+after a negative prompt, both followed by the same output tokens.
 
 Drafters and verifiers use it like any other model.
 """
@@ -23,26 +23,29 @@ MAX_ABS_SCALE = 1000  # keeps logits far from the limits of float32
 
 @dataclass(slots=True)
 class GuidedSequence:
-    """A sequence: its prompt length, 0 until it is known, and its length."""
+    """The lengths of one sequence in tokens: of its prompt (0 until it is known) and in all."""
 
     prompt: int
     length: int = 0
 
 
 class GuidedModel(Model):
-    """A decoder-only model under guidance: its logits are c + (scale - 1) (c - u), with c after the
-    sequence's prompt and u after the prompt `negative`, both followed by the same output tokens.
+    """A decoder-only model under guidance. Its logits are c + (scale - 1) (c - u), with the inner
+    model's logits c after the sequence itself, and u after the prompt `negative` followed by the
+    same output tokens.
 
-    Sequence b occupies rows 2b and 2b + 1 of the inner model. `negative` None: the prompt's last
-    token, as with transformers' `guidance_scale`. Raises InputError for an invalid scale or a
-    negative prompt that is too long, RefusedError for a model with an encoder.
+    Sequence b occupies rows 2b and 2b + 1 of the inner model. `negative` None: the negative prompt
+    is the prompt's last token, as with transformers' `guidance_scale`. Raises InputError for an
+    invalid scale or a negative prompt that is too long, RefusedError for a model with an encoder.
     """
 
     def __init__(self, model: Model, scale: float, negative: Sequence[int] | None = None) -> None:
         if model.encoder_decoder:
-            raise RefusedError("guidance needs two prompts, an encoder takes one; leave it out")
+            raise RefusedError(
+                "guidance needs two prompts, but an encoder takes one; leave guidance out"
+            )
         if model.needs_media:
-            problem = "guidance takes token ids only, and this model needs an image or audio"
+            problem = "guidance takes token ids only, but this model needs an image or audio"
             raise RefusedError(f"{problem}; leave it out")
         self.inner, self.scale, self.negative = model, to_float(scale), [*(negative or ())]
         if not abs(self.scale) <= MAX_ABS_SCALE:  # NaN included
@@ -84,7 +87,7 @@ class GuidedModel(Model):
         self.padding = self.inner.padding
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         c, u = logits[0::2], logits[1::2]
-        # keep -inf: if both logits are -inf, the formula gives NaN
+        # if c and u are both -inf, the formula would give NaN
         return torch.where(c.isneginf(), c, c + (self.scale - 1) * (c - u))
 
     def set_lengths(self, lengths: list[int]) -> None:
@@ -107,16 +110,16 @@ class GuidedModel(Model):
         return len(self.negative) or 1
 
     def _count_second_tokens(self, seq: GuidedSequence) -> int:
-        """Return the length of the sequence with the negative prompt, which begins when the prompt
-        is complete."""
+        """Return the number of cached tokens in the sequence's second row, after the negative
+        prompt; 0 while the prompt is incomplete."""
         complete = seq.prompt and seq.length >= seq.prompt
         return self._negative_length + seq.length - seq.prompt if complete else 0
 
     def _interleave_blocks(
         self, seqs: list[GuidedSequence], blocks: list[list[int]]
     ) -> list[list[int]]:
-        """Add the blocks to the sequences' lengths; return the blocks of the inner model: for each
-        sequence its own, then that of the sequence with the negative prompt."""
+        """Return the inner model's blocks: for each sequence, its own block and the block of its
+        second row, which has the negative prompt. Adds the blocks to the sequences' lengths."""
         both: list[list[int]] = []
         for seq, block in zip(seqs, blocks, strict=True):
             both += [block, self._make_second_block(seq, block)]

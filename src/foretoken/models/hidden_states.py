@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-FINAL_TAP = -1  # the tap after the final norm: the input of the output layer
+FINAL_TAP = -1  # the tap after the final norm, whose hidden states enter the output layer
 
 
 class HiddenStates(NamedTuple):
@@ -21,7 +21,8 @@ class HiddenStates(NamedTuple):
     states: Tensor
 
     def get_from(self, position: int) -> Tensor:
-        """Return the states from a position on; none if `first` is after it."""
+        """Return the states from `position` on. If `first` is greater than `position`, return none,
+        since the states in between are missing."""
         missing = self.first > position
         return self.states[len(self.states) if missing else position - self.first :]
 
@@ -29,7 +30,8 @@ class HiddenStates(NamedTuple):
 def append_new_states(
     old: Tensor, new: HiddenStates | None, position: int, columns: slice | None = None
 ) -> Tensor:
-    """Return `old` followed by the states of `new` from a position on: these columns, or all."""
+    """Return `old` followed by the states of `new` from `position` on. columns: the hidden
+    dimensions to append; None: all. Returns `old` if `new` has no states there."""
     states = None if new is None else new.get_from(position)
     if states is None or not len(states):
         return old
@@ -48,7 +50,7 @@ class HiddenStateStore:
         self.rows = [*self.rows, *other.rows]
 
     def copy_with_rows(self, count: int) -> HiddenStateStore:
-        """Return a copy with `count` sequences without states appended."""
+        """Return a copy, with `count` more sequences that have no states."""
         more = HiddenStateStore()
         more.rows = [*self.rows, *([] for _ in range(count))]
         return more
@@ -58,19 +60,19 @@ class HiddenStateStore:
         self.rows = self.copy_rows(rows).rows
 
     def copy_rows(self, rows: list[int]) -> HiddenStateStore:
-        """Return a copy whose sequence b is sequence rows[b]."""
+        """Return a copy whose sequence b is this store's sequence rows[b]."""
         others = HiddenStateStore()
         others.rows = [list(self.rows[b]) for b in rows]
         return others
 
     def add(self, past: list[int], states: list[Tensor]) -> None:
-        """Append states `[n, W]` of each sequence's tokens from position past[b] on."""
+        """Append states `[n, W]` to each sequence b, for its tokens from position past[b] on."""
         for parts, first, new in zip(self.rows, past, states, strict=True):
             if len(new):
                 parts.append(HiddenStates(first, new))
 
     def truncate(self, lengths: list[int]) -> None:
-        """Drop the states of tokens from position lengths[b] on."""
+        """Drop the states of each sequence b from position lengths[b] on."""
         for parts, length in zip(self.rows, lengths, strict=True):
             while parts and parts[-1].first + len(parts[-1].states) > length:
                 first, states = parts.pop()
@@ -78,7 +80,8 @@ class HiddenStateStore:
                     parts.append(HiddenStates(first, states[: length - first]))
 
     def take(self) -> list[HiddenStates | None]:
-        """Return the states of each sequence, None if it has none, and drop them here."""
+        """Return the states of each sequence, or None if it has none, and remove them from the
+        store."""
         taken = [_concatenate(parts) if parts else None for parts in self.rows]
         self.rows = [[] for _ in self.rows]
         return taken

@@ -1,5 +1,5 @@
-"""A prefix cache: the arrays that a model computed for sequences that have left, found by the
-longest prefix that another sequence shares with them.
+"""A prefix cache: stores the arrays that a model computed for sequences that have left, and finds
+the entry that shares the longest prefix with a new sequence.
 
 It does not depend on the contents of the arrays.
 """
@@ -18,12 +18,14 @@ TOKEN_BYTES = array("i").itemsize
 
 
 class PrefixCache:
-    """Cached prefixes of at most `limit` bytes in all; the least recently used are dropped.
+    """Cached prefixes of at most `limit` bytes in all; the least recently used are dropped first.
 
-    limit: None if the caller drops them. divisible: an entry is also valid for sequences that share
-    only some of its first tokens, as keys and values are and recurrent states are not. release: is
-    called with the arrays of each entry that is dropped. Entries need to be arrays only if there is
-    a limit.
+    limit: None for no limit; the caller then drops entries.
+    divisible: True if an entry is also valid for a sequence that shares only its first tokens. This
+        holds for keys and values, but not for recurrent states.
+    release: Called with the arrays of each entry that is dropped.
+
+    Entries may be any objects if `limit` is None; otherwise they are sequences of arrays.
     """
 
     def __init__(
@@ -34,9 +36,10 @@ class PrefixCache:
         release: Callable[[Any], None] = lambda arrays: None,
     ) -> None:
         self.limit, self.divisible, self._release = limit, divisible, release
-        # by salt and tokens, the last used last; sequences with different salts share nothing
+        # by salt and tokens, the most recently used last; entries are shared only within a salt
         self._arrays: OrderedDict[tuple[Hashable, bytes], Any] = OrderedDict()
-        # sorted, so that equal prefixes are neighbours; a Ctrl-C may leave out keys, never add any
+        # sorted, so that keys with a common prefix are neighbours; after a Ctrl-C it may lack some
+        # keys of `_arrays`, but has no others
         self._sorted: dict[Hashable, list[bytes]] = {}
 
     def __len__(self) -> int:
@@ -46,8 +49,8 @@ class PrefixCache:
         return iter([*self._arrays.values()])
 
     def find(self, salt: Hashable, tokens: list[int]) -> tuple[int, Any]:
-        """Return the length of the longest cached prefix of the tokens, and its arrays; (0, None)
-        if there is none."""
+        """Return the length in tokens of the longest cached prefix of `tokens`, and the arrays of
+        its entry; (0, None) if there is none."""
         key = array("i", tokens).tobytes()
         found = (
             self._find_nearest(salt, key) if self.divisible else self._find_whole_prefix(salt, key)
@@ -59,8 +62,9 @@ class PrefixCache:
         return length, self._arrays[salt, found]
 
     def add(self, salt: Hashable, tokens: list[int], arrays: Any) -> None:
-        """Cache the arrays of these tokens. If `divisible`, the new entry replaces one for a prefix
-        of the tokens, and is dropped if another entry begins with the tokens."""
+        """Cache the arrays of these tokens. If `divisible`, the new entry replaces an entry for a
+        prefix of the tokens, and is itself dropped if an entry for a longer sequence begins with
+        the tokens."""
         key = array("i", tokens).tobytes()
         if not key or (self.divisible and self.find(salt, tokens)[0] == len(tokens)):
             self._release(arrays)
@@ -77,7 +81,7 @@ class PrefixCache:
                 total -= _count_bytes(self.drop_oldest())
 
     def drop_oldest(self) -> Any:
-        """Drop the least recently used entry; return its arrays."""
+        """Drop the least recently used entry and return its arrays."""
         return self._drop(*next(iter(self._arrays)))
 
     def clear(self) -> None:
@@ -96,7 +100,7 @@ class PrefixCache:
         return arrays
 
     def _find_nearest(self, salt: Hashable, key: bytes) -> bytes:
-        """Return the cached key with the longest prefix in common with `key`: one of its two
+        """Return the cached key that shares the longest prefix with `key`; this is one of its two
         neighbours in the sorted list."""
         keys = self._sorted.get(salt, [])
         index = bisect(keys, key)
@@ -104,7 +108,7 @@ class PrefixCache:
         return max(near, key=lambda each: _count_shared_bytes(each, key), default=b"")
 
     def _find_whole_prefix(self, salt: Hashable, key: bytes) -> bytes:
-        """Return the longest cached key that `key` begins with; b"" if there is none."""
+        """Return the longest cached key that is a prefix of `key`; b"" if there is none."""
         keys = self._sorted.get(salt, [])
         while index := bisect(keys, key):  # if the neighbour is no prefix, try the part they share
             before = keys[index - 1]
@@ -120,7 +124,7 @@ def _count_bytes(arrays: Sequence[Any]) -> int:
 
 
 def _count_shared_bytes(one: bytes, other: bytes) -> int:
-    """Return the length in bytes of the prefix that two keys share, in whole tokens."""
+    """Return the length in bytes, in whole tokens, of the longest common prefix of two keys."""
     max_tokens = min(len(one), len(other)) // TOKEN_BYTES
     a, b = (np.frombuffer(x, np.int32, max_tokens) for x in (one, other))
     different = a != b
@@ -129,7 +133,7 @@ def _count_shared_bytes(one: bytes, other: bytes) -> int:
 
 
 def count_shared_tokens(one: list[int], other: list[int]) -> int:
-    """Return how many first tokens two sequences share."""
+    """Return the length in tokens of the longest common prefix of two sequences."""
     low, high = 0, min(len(one), len(other)) + 1  # `low` tokens are shared, `high` are not
     middle = high - 1
     while low + 1 < high:

@@ -1,10 +1,10 @@
 """Finds weights that are already quantized in blocks, like those of GGUF files, so that a backend
 can store them as integers: the same numbers in a quarter of the memory.
 
-A block is 32 or 16 weights of one output, each k * scale + offset with an integer k of four or
-eight bits; most formats have no offset. Blocks are recognised bit for bit by their values alone,
-not by the format's name, so that reordered rows are found too. Other weights are left as they are:
-nothing is rounded.
+A block is 32 or 16 weights of one output. Each weight is k * scale + offset with an integer k of
+four or eight bits; most formats have no offset. Blocks are recognised by their values alone, bit
+for bit, and not by the format's name, so that a weight with reordered rows is recognised too. Other
+weights are left as they are, since nothing is rounded.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 ScaleChoices = NDArray[np.int64]
 BLOCK_SIZES = (32, 16)
-NUM_SAMPLE_BLOCKS = 16  # tried first, to find out whether and with which scales a weight fits
-MAX_REST_SHARE = 0.5  # share of blocks that may not fit the choices that fit any sample block
+NUM_SAMPLE_BLOCKS = 16  # tried first: is the weight quantized, and with which scales?
+MAX_REST_SHARE = 0.5  # maximum share of blocks that fit none of the choices that sample blocks fit
 BLOCKS_PER_TASK = 2**14  # blocks per task of a thread
-SIGNIFICANT_BITS = 19  # of a scale or an offset: the product of a float16 number and an integer
+SIGNIFICANT_BITS = 19  # of a scale or an offset, which is a float16 number times an integer
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedBlocks:
-    """A weight `[out, in]` as integers `[out, in / size, size]`, with scales and offsets of shape
-    `[out, in / size, 1]`."""
+    """A weight `[out, in]` in blocks of `size` weights: integers `[out, in / size, size]`, and for
+    each block a scale and an offset, `[out, in / size, 1]`."""
 
     integers: NDArray[np.int8]
     scales: Floats
@@ -43,7 +43,7 @@ class QuantizedBlocks:
 
 
 def find_blocks(weight: Floats) -> QuantizedBlocks | None:
-    """Return the blocks of a weight `[out, in]`; None if it is not quantized in blocks.
+    """Return the blocks of a weight `[out, in]`; None if the weight is not quantized in blocks.
 
     Example:
         >>> weight = np.tile(np.arange(-8, 8, dtype=np.float32), (1, 4)) * np.float32(0.375)
@@ -63,13 +63,15 @@ def find_blocks(weight: Floats) -> QuantizedBlocks | None:
 
 
 def map_parts(function: Callable[[int, int], Any], n: int, size: int) -> list[Any]:
-    """Return function(i, j) for each part [i, j) of `size` of [0, n), computed on all threads."""
+    """Split [0, n) into ranges [i, j) of `size` and return function(i, j) for each, computed on all
+    threads."""
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         return list(threads.map(lambda i: function(i, min(n, i + size)), range(0, n, size)))
 
 
 def _compute_scales(groups: Floats, n: ScaleChoices) -> tuple[Floats, Floats]:
-    """Return scales and zero offsets: the weight of largest magnitude is -n times the scale."""
+    """Return the scales of groups `[groups, size]` for each choice n, and offsets of 0. A scale is
+    such that the weight of largest magnitude is -n times the scale."""
     peak = np.take_along_axis(groups, np.abs(groups).argmax(1)[:, None], 1)
     scales = peak / -n.astype(np.float32)[:, None, None]
     return scales, np.zeros_like(scales)
@@ -77,8 +79,9 @@ def _compute_scales(groups: Floats, n: ScaleChoices) -> tuple[Floats, Floats]:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _compute_scales_and_offsets(groups: Floats, choices: ScaleChoices) -> tuple[Floats, Floats]:
-    """Return scales and offsets: the smallest weight is `low` scales above the offset, the largest
-    `span` scales above the smallest."""
+    """Return the scales and offsets of groups `[groups, size]` for each choice of a span and a low.
+    They are such that the smallest weight has the integer `low`, and the largest the integer `low`
+    + `span`."""
     span, low = np.moveaxis(choices.astype(np.float64), -1, 0)[..., None, None]
     first, last = groups.min(1)[:, None].astype(np.float64), groups.max(1)[:, None]
     scales = _round_to_significant((last - first) / span)
@@ -86,13 +89,13 @@ def _compute_scales_and_offsets(groups: Floats, choices: ScaleChoices) -> tuple[
 
 
 def _list_spans(max_integer: int) -> ScaleChoices:
-    """Return all pairs of a span and a low whose integers are at most `max_integer`."""
+    """Return all pairs (span, low) for which no integer exceeds `max_integer`."""
     return np.array(
         [(s, low) for s in range(max_integer, 0, -1) for low in range(max_integer + 1 - s)]
     )
 
 
-BLOCK_FORMS = (  # four bits first, then the largest numbers of MXFP4; a span of 31 has five
+BLOCK_FORMS = (  # with their choices: integers of 4 bits; MXFP4; 8 bits; with offset, 4 and 5 bits
     (_compute_scales, np.arange(1, 9)),
     (_compute_scales, np.array([12, 8, 6])),
     (_compute_scales, np.arange(1, 128)),
@@ -102,7 +105,7 @@ BLOCK_FORMS = (  # four bits first, then the largest numbers of MXFP4; a span of
 
 
 def _round_to_significant(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the nearest numbers with `SIGNIFICANT_BITS` significant bits."""
+    """Return the values, each rounded to `SIGNIFICANT_BITS` significant bits."""
     mantissa, exponent = np.frexp(values)
     return np.ldexp(np.rint(mantissa * 2**SIGNIFICANT_BITS), exponent - SIGNIFICANT_BITS)
 
@@ -111,8 +114,8 @@ def _round_to_significant(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _fit_integers(
     groups: Floats, scales: Floats, offsets: Floats
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Return the integers of groups `[n, size]` for scales and offsets `[..., n, 1]`, and which
-    groups these reproduce bit for bit."""
+    """Return the integers that represent groups `[n, size]` best with these scales and offsets
+    `[..., n, 1]`, and for each group whether they reproduce its weights bit for bit."""
     safe = np.where(scales == 0, 1, scales)
     k = np.rint((groups - offsets) / safe)
     fits = (np.abs(k) <= 127) & (scales * k + offsets == groups)
@@ -120,10 +123,11 @@ def _fit_integers(
 
 
 def _fit_all(groups: Floats, form: Any, choices: ScaleChoices) -> QuantizedBlocks | None:
-    """Return the blocks of all groups `[n, size]`; None if one group does not fit.
+    """Return the blocks of all groups `[n, size]`; None if any group does not fit.
 
-    A sample of groups is enough to refuse an ordinary weight. Choices are tried in the order of how
-    many sample groups they fit.
+    form, choices: a function of `BLOCK_FORMS` and the choices to try with it. A sample of the
+    groups is tried first: an ordinary weight is refused by it, and otherwise the choices that fit
+    most sample groups are tried first on all groups.
     """
     some = groups[:: -(-len(groups) // NUM_SAMPLE_BLOCKS)]
     fits = _fit_integers(some, *form(some, choices))[1]
@@ -158,8 +162,8 @@ def _fit_all(groups: Floats, form: Any, choices: ScaleChoices) -> QuantizedBlock
 
 
 def _center_integers(k: NDArray[np.int8], scales: Floats, offsets: Floats) -> QuantizedBlocks:
-    """Return the blocks with integers centered around zero if the offsets remain exact: products of
-    smaller numbers round less."""
+    """Return the blocks with integers shifted to be centered around zero, if the shifted offsets
+    are exact in float32. Products of smaller integers have smaller rounding errors."""
     shift = 8 if k.max() <= 15 else 16
     moved = offsets.astype(np.float64) + shift * scales.astype(np.float64)
     narrow = moved.astype(np.float32)

@@ -1,19 +1,20 @@
 """Recurrent states of hybrid models that can be rewound when draft tokens are rejected: inputs of
 convolution windows, and states of linear recurrences and selective scans.
 
-Each sequence stores its state at one length, the base. For the tokens after it, the pending ones
-(at most `MAX_PENDING_TOKENS`), it stores the inputs of windows, and k, u and the decays of a
-recurrence S_t = decay_t * S_(t-1) + k_t u_t^T, from which the state after any of them follows:
+The state of a sequence is stored at one of its lengths, the base. The tokens after the base are
+called pending; there are at most `MAX_PENDING_TOKENS`. For each of these, the inputs of windows are
+stored, and k, u and the decays of the recurrence S_t = decay_t * S_(t-1) + k_t u_t^T. They
+determine the state after any pending token:
 
     S_n = D_n S_0 + sum over i <= n of (D_n / D_i) k_i u_i^T,    D_i = exp(c_i),
 
-where c_i is the sum of the log decays up to token i. Neither k, u nor c of a token depends on later
-tokens, so a rejected token leaves no trace. The base moves forward ("folds") only if there are too
-many pending tokens; at least `MAX_REWIND_TOKENS` remain pending after the pass.
+where c_i is the sum of the log decays up to token i. The k, u and c of a token do not depend on
+later tokens, so a rejected token leaves no trace. The base moves forward ("folds") only when there
+would be too many pending tokens; at least `MAX_REWIND_TOKENS` remain pending after the pass.
 
-In a selective scan each number of the state has its own decay, and there is no such sum: the scan
-is run again, from the state at which the last pass began, or from the base if the sequence was
-rewound to before that.
+In a selective scan each number of the state has its own decay, so the state is not such a sum. A
+rewind runs the scan again: from the state at which the last pass began or, if the sequence is
+rewound to before that, from the base.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from foretoken.errors import InputError
 from foretoken.models.row_slots import RowSlots
 from foretoken.transfer import send
 
-MAX_REWIND_TOKENS = 32  # tokens that a sequence can always be truncated by
-MAX_PENDING_TOKENS = 64  # tokens after a base, those of the running pass included
+MAX_REWIND_TOKENS = 32  # a sequence can always be truncated by this many tokens
+MAX_PENDING_TOKENS = 64  # tokens after a base, including those of the running pass
 MAX_PASS_WIDTH = MAX_PENDING_TOKENS  # a wider block is run in parts
 PENDING_SLOTS = MAX_PENDING_TOKENS + 1  # the last one receives padding
 DECAY_CHUNK_TOKENS = 8  # tokens whose decays per channel are computed at a time
@@ -37,8 +38,9 @@ Arrays = dict[str, Tensor]
 
 
 class RecurrentStateLayer:
-    """The states of one layer: arrays `[slots, ..]` by name. The token axis is 1 in windows, whose
-    names are numbers, and 2 in the pending k, u, c and t."""
+    """The states of one layer: arrays `[slots, ..]` by name. An array of window inputs, whose name
+    is a number, has its tokens along axis 1; the arrays of pending k, u, c and t have them along
+    axis 2."""
 
     def __init__(self) -> None:
         self.arrays: Arrays = {}
@@ -52,8 +54,8 @@ class RecurrentStateLayer:
         return next(iter(self.arrays.values())).device
 
     def resize(self, like: Arrays, rows: int, capacity: int, num_used: int) -> None:
-        """Allocate arrays of `rows` slots, shaped like these; the first `num_used` slots are
-        copied."""
+        """Allocate arrays of `rows` slots, shaped like the arrays `like`, and copy the first
+        `num_used` slots of the present arrays."""
         old, new = self.arrays, dict[str, Tensor]()
         for name, x in like.items():
             if name in old and len(old[name]) == rows:  # only `capacity` has changed
@@ -62,7 +64,7 @@ class RecurrentStateLayer:
             new[name] = x.new_zeros(rows, *x.shape[1:])
             if name in old:
                 new[name][:num_used] = old[name][:num_used]
-        self.arrays = new  # all at once, so that a Ctrl-C cannot leave them half replaced
+        self.arrays = new  # all at once, so that a Ctrl-C cannot leave only some of them replaced
 
     def put(self, slot: int, row: Arrays) -> None:
         for name, x in self.arrays.items():
@@ -80,7 +82,8 @@ class RecurrentStateLayer:
     def extend_window(
         self, name: str, x: Tensor, size: int, cursor: PendingCursor, num_rows: int
     ) -> Tensor:
-        """Store new inputs `[B, C, W]`; return them after the `size` - 1 inputs before them."""
+        """Store new inputs `[B, C, W]` of a convolution whose kernel has `size` taps. Returns them
+        after the `size` - 1 inputs before them, `[B, C, size - 1 + W]`."""
         if name not in self.arrays:
             self.arrays[name] = x.new_zeros(num_rows, size - 1 + PENDING_SLOTS, x.shape[1])
         left = get_last_inputs(self.arrays[name][: len(x)], size, cursor)
@@ -97,8 +100,8 @@ class RecurrentStateLayer:
         cursor: PendingCursor,
         num_rows: int,
     ) -> Tensor:
-        """Return the outputs of new tokens (see `compute_outputs`) and store their k, u and decays.
-        num_rows: slots to allocate in the first call."""
+        """Return the outputs of new tokens (see `compute_outputs`, also for the arguments), and
+        store k, u and the decays of these tokens. num_rows: slots to allocate in the first call."""
         B, H, _, Dv = v.shape
         if "S" not in self.arrays:
             shapes = {"S": (H, k.shape[3], Dv), "k": (k.shape[1], PENDING_SLOTS, k.shape[3])}
@@ -110,7 +113,7 @@ class RecurrentStateLayer:
             )
         S = self.arrays["S"][:B]
         kp, up, cp = (self.arrays[name][:B, :, : cursor.max_pending] for name in "kuc")
-        if not cursor.is_even:  # entries without a token are undefined
+        if not cursor.is_even:  # entries beyond a sequence's pending tokens are undefined
             seen = (torch.arange(cursor.max_pending, device=k.device) < cursor.pending[:, None])[
                 :, None, :, None
             ]
@@ -137,7 +140,7 @@ class RecurrentStateLayer:
 
         Args:
             q: `[B, W, N]`, as are the keys k; the inputs u and steps t are `[B, W, C]`.
-            A: Decays `[C, N]`, below 0; stored by slot, for passes without tokens of a sequence.
+            A: Decays `[C, N]`, below 0. Stored for each slot, since `fold` needs them too.
             call: The index of this scan in the layer.
             cursor: The positions of the new tokens.
             num_rows: Slots to allocate in the first call.
@@ -165,12 +168,12 @@ class RecurrentStateLayer:
         return _run_scan_steps(S, A, t, u, k, q)[1]
 
     def _get_scan_arrays(self, call: int, rows: slice) -> Arrays:
-        """Return the arrays of one scan at these slots, among them the states S at the base and L
-        after n pending tokens, where the last pass began."""
+        """Return the arrays of one scan at these slots. Among them are the states S at the base,
+        and the states L after n pending tokens, at which the last pass began."""
         return {name: self.arrays[name + str(call)][rows] for name in "SLAkutn"}
 
     def fold(self, counts: list[int], first: int = 0) -> None:
-        """Move the bases of the slots from `first` on forward by counts[i] tokens."""
+        """Move the base of slot `first` + i forward by counts[i] tokens, for each i."""
         rows, to = slice(first, first + len(counts)), torch.tensor(counts)
         tokens = send(to, self.device)
         for call in range(sum(name[0] == "n" for name in self.arrays)):
@@ -192,7 +195,8 @@ class RecurrentStateLayer:
 
 
 class PendingCursor:
-    """The positions of the tokens of a pass, after the pending ones of each slot."""
+    """The indices at which a pass stores its tokens in each slot: after the slot's pending
+    tokens."""
 
     def __init__(self, pending: list[int], width: int, device: torch.device) -> None:
         self.counts = pending
@@ -213,8 +217,9 @@ class RewindableRows(RowSlots):
         raise NotImplementedError
 
     def advance_bases(self, rows: list[int], lengths: list[int], counts: list[int]) -> list[int]:
-        """Return the number of pending tokens of each of these sequences of lengths[b] tokens. If
-        there is no room for counts[b] more, move bases forward first."""
+        """Return the number of pending tokens of each sequence b in `rows`, which has lengths[b]
+        tokens. If counts[b] more tokens would exceed `MAX_PENDING_TOKENS` for any of them, move
+        bases forward first."""
         for b in rows:
             if lengths[b] == 0 and self.base_lengths[b]:  # truncated to nothing
                 self.base_lengths[b] = 0
@@ -223,7 +228,7 @@ class RewindableRows(RowSlots):
         pending = [lengths[b] - self.base_lengths[b] for b in rows]
         if all(n + counts[b] <= MAX_PENDING_TOKENS for b, n in zip(rows, pending, strict=True)):
             return pending
-        moved = {  # also bases that need not move yet: one call moves them all
+        moved = {  # includes bases that need not move yet, since one call moves all of them
             self.slots[b]: n - min(MAX_REWIND_TOKENS, MAX_PENDING_TOKENS - counts[b])
             for b, n in zip(rows, pending, strict=True)
         }
@@ -238,7 +243,8 @@ class RewindableRows(RowSlots):
         return [lengths[b] - self.base_lengths[b] for b in rows]
 
     def check_rewind(self, old: list[int], new: list[int]) -> None:
-        """Raise InputError if a sequence would be truncated to a length below its base."""
+        """Raise InputError if a sequence would be truncated from old[b] to new[b] tokens although
+        its base is at more than new[b]. Truncating to 0 tokens is always possible."""
         for b, base in enumerate(self.base_lengths):
             check_rewind_to_base(b, old[b], new[b], base)
 
@@ -252,7 +258,8 @@ class RewindableRows(RowSlots):
 
 
 def check_rewind_to_base(b: int, old: int, new: int, base: int) -> None:
-    """Raise InputError if sequence b would be truncated to a length from 1 to below its base."""
+    """Raise InputError if sequence b would be truncated from `old` to `new` tokens although its
+    base is at more than `new`. Truncating to 0 tokens is always possible."""
     if 0 < new < base:
         raise InputError(
             f"sequence {b} would go back to {new} of {old} tokens, but its recurrent states are "
@@ -261,7 +268,8 @@ def check_rewind_to_base(b: int, old: int, new: int, base: int) -> None:
 
 
 def fold_tokens(S: Tensor, k: Tensor, u: Tensor, c: Tensor, tokens: Tensor) -> None:
-    """Advance states `[B, H, Dk, Dv]` by the first tokens[b] of their pending tokens, in place."""
+    """Advance states S `[B, H, Dk, Dv]` in place over their first pending tokens, tokens[b] of them
+    for sequence b."""
     end = _gather_token(c, tokens - 1)
     moved = (torch.arange(k.shape[2], device=k.device) < tokens[:, None])[:, None, :, None]
     weight = torch.where(moved, (end - c).clamp(max=0).exp(), 0).to(k.dtype)
@@ -280,8 +288,9 @@ def get_last_inputs(window: Tensor, size: int, cursor: PendingCursor) -> Tensor:
 
 
 def compute_log_decays(c: Tensor, pending: Tensor) -> Tensor:
-    """Return the log decays from each pending token, and last from the base, up to the sequence's
-    end, `[B, H, P + 1, ..]`; c are their sums since the base."""
+    """Return, for each pending token, the sum of the log decays after it up to the sequence's end,
+    and after these entries the sum since the base: `[B, H, P + 1, ..]`. c: sums of the log decays
+    from the base up to each token."""
     end = _gather_token(c, pending - 1)
     return torch.cat([end - c, end], 2)
 
@@ -301,13 +310,12 @@ def compute_outputs(
 
     Args:
         q: `[B, Hk, W, Dk]`, as are the keys k; v `[B, H, W, Dv]`, of H / Hk heads for each key.
-        g: Log decays, at most 0: `[B, H, W, 1]`, or `[B, H, W, Dk]`, one for each channel (H = Hk).
-        beta: `[B, H, W, 1]` of the delta rule, whose u_t = beta_t (v_t - decayed S_(t-1)^T k_t)
-            (arXiv 2412.06464); None: u = v (Mamba2, arXiv 2405.21060).
+        g: Log decays, at most 0: `[B, H, W, 1]`, or one for each channel, `[B, H, W, Dk]` (H = Hk).
+        beta: `[B, H, W, 1]` for the delta rule (arXiv 2412.06464), in which u_t = beta_t (v_t -
+            decayed S_(t-1)^T k_t); None: u = v (Mamba2, arXiv 2405.21060).
         S: The state at the base, `[B, H, Dk, Dv]`.
         kp, up: k and u of the P pending tokens.
-        log_decays: The log decays from each of these, and last from the base, up to the sequence's
-            end, `[B, H, P + 1, 1 or Dk]`; -inf for padding.
+        log_decays: As from `compute_log_decays`, `[B, H, P + 1, 1 or Dk]`; -inf for padding.
 
     Returns:
         The output, u, and the sums of g up to each token in float64.
@@ -318,7 +326,7 @@ def compute_outputs(
         x, cx = torch.cat([k, q], 2), torch.cat([c, c], 2)
     decay = (cx + log_decays[:, :, -1:]).exp().to(v.dtype)
     past = _multiply_state(x, decay, S) + _compute_decayed_products(x, cx, kp, earlier) @ up
-    # a token with non-finite values may be rejected: a weight of 0 must keep it from earlier tokens
+    # a draft token may have non-finite values, and 0 times these would make earlier tokens NaN
     u = zero_nonfinite(v if beta is None else beta * (v - past[:, :, :W]))
     if W == 1:  # no products between different new tokens
         return past[:, :, -1:] + _multiply_by_group((q * k).sum(3, keepdim=True), u), u, c
@@ -334,7 +342,7 @@ def zero_nonfinite(x: Tensor) -> Tensor:
 
 
 def _gather_token(c: Tensor, index: Tensor) -> Tensor:
-    """Return `c` at one token of each sequence, `[B, H, 1, ..]`; 0 for index -1."""
+    """Return `c` at token index[b] of each sequence b, `[B, H, 1, ..]`; 0 for index -1."""
     if not c.shape[2]:
         return c.new_zeros(*c.shape[:2], 1, c.shape[3])
     token = index.clamp(min=0)[:, None, None, None].expand(-1, c.shape[1], 1, c.shape[3])
@@ -342,22 +350,24 @@ def _gather_token(c: Tensor, index: Tensor) -> Tensor:
 
 
 def _multiply_by_group(x: Tensor, y: Tensor) -> Tensor:
-    """Return `x @ y`; y `[B, H, ..]` has H / Hk heads for each head of x, `[B, Hk, ..]`."""
+    """Return `x @ y` for x `[B, Hk, ..]` and y `[B, H, ..]`, with each head of x for H / Hk heads
+    of y."""
     if x.shape[1] == y.shape[1]:
         return x @ y
     return (x[:, :, None] @ y.unflatten(1, (x.shape[1], -1))).flatten(1, 2)
 
 
 def _multiply_state(x: Tensor, decay: Tensor, S: Tensor) -> Tensor:
-    """Return the decayed products of tokens and a state, `[B, H, W, Dv]`."""
+    """Return the products of tokens x and a state S, each times its decay, `[B, H, W, Dv]`."""
     return _multiply_by_group(x, S) * decay if decay.shape[3] == 1 else (x * decay) @ S
 
 
 def _compute_decayed_products(x: Tensor, c: Tensor, y: Tensor, fade: Tensor) -> Tensor:
-    """Return the decayed products of tokens x and y, `[B, H, i, j]`; undefined if y is after x.
+    """Return the products of tokens x_i and y_j, each times its decay, `[B, H, i, j]`; undefined if
+    y_j comes after x_i.
 
-    A decay is exp(c_i + fade_j), not a quotient, which would overflow. Decays per channel are
-    computed for a few tokens at a time, to save memory.
+    A decay is exp(c_i + fade_j), since a quotient of exponentials would overflow. Decays per
+    channel are computed for a few tokens at a time, to save memory.
     """
     if c.shape[3] == 1:
         decays = (c + fade.transpose(2, 3)).clamp(max=0).exp().to(x.dtype)
@@ -373,12 +383,13 @@ def _compute_decayed_products(x: Tensor, c: Tensor, y: Tensor, fade: Tensor) -> 
 
 
 def _solve(A: Tensor, y: Tensor) -> Tensor:
-    """Solve (1 + A) x = y; only A's entries below the diagonal are used."""
+    """Solve (1 + A) x = y for x; uses only the entries of A below the diagonal."""
     return torch.linalg.solve_triangular(A, y, upper=False, unitriangular=True)
 
 
 def _compute_scan_states(own: Arrays, to: Tensor) -> Tensor:
-    """Return the states of a scan after to[b] pending tokens of each slot; `to` is on the host."""
+    """Return the states of a scan after the first to[b] pending tokens of each slot. `own`: the
+    arrays of `_get_scan_arrays`; `to` is on the host."""
     near = own["n"] <= to
     begin = torch.where(near, own["n"], 0)
     steps = int((to - begin).max())
@@ -394,7 +405,8 @@ def _compute_scan_states(own: Arrays, to: Tensor) -> Tensor:
 def _run_scan_steps(
     S: Tensor, A: Tensor, t: Tensor, u: Tensor, k: Tensor, q: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the state after these tokens, and the outputs S_t q_t, zeros without q."""
+    """Return the state of a scan after these tokens, and the outputs S_t q_t; without q, the
+    outputs are zeros."""
     out = u.new_zeros(u.shape)
     for i in range(u.shape[1]):
         S = (t[:, i, :, None] * A).exp_() * S + u[:, i, :, None] * k[:, i, None]
@@ -404,22 +416,23 @@ def _run_scan_steps(
 
 
 def _shift(x: Tensor, counts: list[int], axis: int) -> None:
-    """Remove the first counts[i] tokens of each slot, by moving the others forward in place."""
+    """Remove the first counts[i] tokens of each slot i along `axis`, by moving later tokens forward
+    in place."""
     for row, count in zip(x.unbind(), counts, strict=True):
         if count:
             row = row.movedim(axis - 1, 0)
             row[:-count] = row[count:].clone()
 
 
-# of blocks and need; returns logits and the output layer's inputs
+# takes blocks and need, as `Model.score`; returns logits and the output layer's inputs
 RunBlocks = Callable[[list[list[int]], list[int]], tuple[Tensor, Tensor]]
 
 
 def run_in_parts(
     run: RunBlocks, blocks: list[list[int]], need: list[int]
 ) -> tuple[Tensor, Tensor] | None:
-    """Run blocks that are wider than a pass, one part after another. Return logits and the output
-    layer's inputs, `[B, max(need), ..]`; None if none are needed."""
+    """Run blocks of more than `MAX_PASS_WIDTH` tokens in several passes. Returns logits and the
+    output layer's inputs, `[B, max(need), ..]`; None if no logits are needed."""
     outputs: tuple[Tensor, Tensor] | None = None
     firsts = [len(block) - n for block, n in zip(blocks, need, strict=True)]
     for at in range(0, max(map(len, blocks)), MAX_PASS_WIDTH):

@@ -1,8 +1,8 @@
 """Slots of sequences in a cache's arrays, checks of lengths and sources, and padding of blocks, for
 all backends.
 
-A sequence's slot is its index in the arrays; it stays the same when its row in the batch changes.
-Does not import transformers, which takes seconds.
+A sequence's slot is its index in the arrays. It usually stays the same when the sequence's row in
+the batch changes. This module does not import transformers, which takes seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def reassign_slots(slots: list[int], rows: list[int]) -> list[int]:
-    """Return the slots of all sequences after those in `rows` have moved to the first free ones."""
+    """Return the slots of all sequences, with a new slot for each row in `rows`: the first slots
+    that no sequence uses."""
     used, new = set(slots), list(slots)
     free = (slot for slot in itertools.count() if slot not in used)
     for b in rows:
@@ -30,17 +31,18 @@ def reassign_slots(slots: list[int], rows: list[int]) -> list[int]:
 
 
 def allocate_slots(slots: list[int], num_rows: int) -> list[int]:
-    """Return the slots after `num_rows` more sequences have taken the first free ones."""
+    """Return `slots` followed by the slots of `num_rows` new sequences: the first free ones."""
     return reassign_slots(slots + [-1] * num_rows, list(range(len(slots), len(slots) + num_rows)))
 
 
 def find_repeated_rows(slots: list[int]) -> list[int]:
-    """Return the rows whose slot an earlier row has too."""
+    """Return the rows that have the same slot as an earlier row."""
     return [b for b, slot in enumerate(slots) if slot in slots[:b]]
 
 
 def find_rows_to_compact(slots: list[int]) -> list[int]:
-    """Return the rows whose slot is not among the first B."""
+    """Return the rows whose slot is B or more, for B sequences: they must move to free slots below
+    B."""
     return [b for b, slot in enumerate(slots) if slot >= len(slots)]
 
 
@@ -50,27 +52,29 @@ def order_by_slot(slots: list[int]) -> list[int]:
 
 
 def count_needed_slots(slots: list[int]) -> int:
-    """Return how many slots the arrays must have."""
+    """Return how many slots the arrays must have for these slots to exist."""
     return 1 + max(slots, default=-1)
 
 
 def compute_max_positions(lengths: list[int], unit: int) -> int:
-    """Return the maximum number of positions in the arrays for sequences of these lengths, whose
-    capacity is less than twice the longest, rounded up to a multiple of `unit`."""
+    """Return the maximum number of positions, over all slots, in the arrays for sequences of these
+    lengths. Each slot's capacity is less than twice the longest length, rounded up to a multiple of
+    `unit`."""
     return len(lengths) * 2 * (max(lengths, default=0) + unit)
 
 
 def add_spare_rows(num_rows: int) -> int:
-    """Return `num_rows` plus half as many, for sequences that may join."""
+    """Return `num_rows` plus half as many spare rows, for sequences that may join later."""
     return num_rows + num_rows // 2
 
 
 class RowSlots:
-    """Sequences of different lengths in arrays: each has a slot, and uses its first positions. A
-    sequence that leaves frees its slot for the next that joins; before a forward pass, sequences
-    move into free slots so that they fill the first B."""
+    """Sequences of different lengths in arrays `[slots, ..]`. Each sequence has a slot, of which
+    its tokens use the first positions. A sequence that leaves frees its slot for the next one that
+    joins. Before a forward pass, sequences move into free slots so that B sequences fill the first
+    B slots."""
 
-    unit = 64  # positions; a capacity that is chosen here is a multiple of this
+    unit = 64  # positions; capacities are rounded up to a multiple of it
     spare = 2  # growth adds at least 1/spare of the present capacity
     lengths: list[int]  # by row
     slots: list[int]  # by row
@@ -78,15 +82,16 @@ class RowSlots:
     capacity: int  # positions per slot
 
     def list_parts(self) -> list[Any]:
-        """The parts of the cache, one per layer: each has `arrays`, `is_initialized` and the
-        methods `resize`, `put` and `get_row`."""
+        """Return the parts of the cache, one for each layer. A part has `arrays`, `is_initialized`
+        and the methods `resize`, `put` and `get_row`."""
         raise NotImplementedError
 
     def reserve(self, rows: int, num_positions: int) -> None:
-        """Make room for `rows` slots of `num_positions`; arrays that grow get some spare room."""
+        """Make room for `rows` slots of `num_positions` positions. Arrays that must grow get some
+        spare room."""
         if rows <= self.rows and num_positions <= self.capacity:
             return
-        # if many sequences have left, the arrays get smaller on this occasion
+        # if many sequences have left, this also reduces the number of slots
         rows = (
             max(rows, add_spare_rows(self.rows))
             if rows > self.rows
@@ -99,18 +104,18 @@ class RowSlots:
         self.grow(rows, max(num_positions, self.capacity))
 
     def trim(self, rows: int, num_positions: int) -> None:
-        """Shrink the arrays if less than half of their positions is needed."""
+        """Shrink the arrays if their capacity is more than twice `num_positions`."""
         if 2 * num_positions + self.unit < self.capacity:
             self.grow(min(self.rows, add_spare_rows(rows)), self._round_up(num_positions))
 
     def grow(self, rows: int, capacity: int) -> None:
-        """Replace the arrays by ones of this size, with the sequences in the same slots."""
+        """Replace the arrays by arrays of this size, with every sequence in its present slot."""
         for part in self.list_filled_parts():
             part.resize(part.arrays, rows, capacity, count_needed_slots(self.slots))
         self.rows, self.capacity = rows, capacity
 
     def join(self, other: Any) -> None:
-        """Append the sequences of `other`, which must be new."""
+        """Append the sequences of another cache, `other`."""
         B, slots = len(self.slots), allocate_slots(self.slots, len(other.slots))
         self.reserve(count_needed_slots(slots), max(other.lengths, default=0))
         for own, theirs in zip(self.list_parts(), other.list_parts(), strict=True):
@@ -121,7 +126,8 @@ class RowSlots:
         self.slots, self.lengths = slots, self.lengths + other.lengths
 
     def select(self, rows: list[int]) -> None:
-        """Replace sequence b by the former sequence rows[b]. Only repeated ones are copied."""
+        """Replace sequence b by the former sequence rows[b]. Arrays are copied only for sequences
+        that occur several times."""
         slots, lengths = [self.slots[b] for b in rows], [self.lengths[b] for b in rows]
         self.slots, self.lengths = (
             self.copy_rows(slots, lengths, find_repeated_rows(slots)),
@@ -129,15 +135,15 @@ class RowSlots:
         )
 
     def close_gaps(self, lengths: list[int] | None = None) -> None:
-        """Move sequences into free slots, because a forward pass uses the first B slots. lengths:
-        the positions to copy of each, if not all."""
+        """Move sequences into free slots so that they fill the first B slots, which a forward pass
+        uses. lengths: how many positions of each sequence to copy; None: all."""
         rows = find_rows_to_compact(self.slots)
         if rows:
             lengths = self.lengths if lengths is None else lengths
             self.slots = self.copy_rows(self.slots, lengths, rows)
 
     def copy_rows(self, slots: list[int], lengths: list[int], rows: list[int]) -> list[int]:
-        """Copy the sequences in `rows` to free slots; return the new slots of all."""
+        """Copy the sequences in `rows` to free slots; return the slots of all sequences."""
         new = reassign_slots(slots, rows)
         self.reserve(count_needed_slots(new), 0)
         for part in self.list_filled_parts():
@@ -163,16 +169,19 @@ def list_remaining_rows(num_rows: int, leaving_rows: list[int]) -> list[int]:
 
 
 def check_lengths(old: list[int], new: list[int]) -> None:
-    """Raise InputError unless each new length is at most the old one."""
+    """Raise InputError unless each new length is from 0 to the old one."""
     if len(old) != len(new) or any(not 0 <= n <= o for o, n in zip(old, new, strict=True)):
-        raise InputError(f"lengths {new} of sequences of {old} tokens; they must not be longer")
+        raise InputError(
+            f"the new lengths are {new} for sequences of {old} tokens; give one length for each "
+            "sequence, at most its present one"
+        )
 
 
 def check_room(
     lengths: list[int], counts: list[int], context: int | None | list[int | None]
 ) -> None:
-    """Raise InputError if a sequence would be longer than `context`, one limit for all or one for
-    each sequence; None: no limit."""
+    """Raise InputError if counts[b] more tokens would make sequence b longer than `context` allows.
+    context: one limit for all sequences or a list with one for each; None: no limit."""
     if len(lengths) != len(counts):
         raise InputError(f"{len(counts)} blocks for {len(lengths)} sequences: give one for each")
     if context is None:
@@ -198,11 +207,12 @@ def pad_blocks(blocks: Blocks, device: torch.device) -> Tensor:
 def check_sources(
     prompts: list[list[int]], sources: list[list[int]] | None, context: int | None
 ) -> None:
-    """Raise InputError unless each prompt has a source that fits the encoder's context."""
+    """Raise InputError unless there is one non-empty source for each prompt, and all fit the
+    encoder's context."""
     if sources is None or len(sources) != len(prompts) or not all(sources):
         raise InputError("an encoder-decoder model needs one non-empty source for each prompt")
     longest = max(map(len, sources))
     if context is not None and longest > context:
         raise InputError(
-            f"a source has {longest} tokens, the encoder's context is {context}: shorten it"
+            f"a source has {longest} tokens, but the encoder's context is {context}: shorten it"
         )

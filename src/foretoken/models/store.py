@@ -1,8 +1,8 @@
-"""Converted models on disk: one folder each in the user's cache folder, named by a digest of the
-model and the conversion.
+"""Converted models on disk. Each has a folder in the user's cache folder, named by a digest of the
+model and the kind of conversion.
 
-A folder is created atomically, even if several processes write it; a damaged one is converted
-again. Does not depend on how models are converted or run.
+A folder is created atomically, even if several processes write it; a damaged folder is removed and
+the model converted again. This module does not depend on how models are converted or run.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def get_folder() -> Path | None:
 
 
 def compute_digest(files: list[Path]) -> str:
-    """Return the sha256 of the files' names and contents. A file is read again only if its times or
-    its size have changed."""
+    """Return the sha256 of the files' names and contents. The digest of a file's content is saved,
+    and the file is read again only if its size or times have changed."""
     total = hashlib.sha256()
     for file in sorted(files):
         stat = file.stat()
@@ -87,15 +87,15 @@ def _hash_content(file: Path) -> str:
 
 
 class StoredConversion(NamedTuple):
-    """A complete conversion on disk."""
+    """A complete conversion on disk: its folder, and the description that was stored with it."""
 
     folder: Path
     facts: dict[str, Any]
 
 
 def find(key: str) -> StoredConversion | None:
-    """Return the conversion stored under `key`, its files checked; None if there is none. A damaged
-    one is removed."""
+    """Return the conversion stored under `key` after checking its files; None if there is none. A
+    damaged conversion is removed."""
     home = get_folder()
     if home is None:
         return None
@@ -111,13 +111,14 @@ def find(key: str) -> StoredConversion | None:
             with suppress(OSError):
                 path.unlink()
         return None
-    except OSError:  # too many open files: it may be whole
+    except OSError:  # for instance too many open files: the conversion may be undamaged
         return None
     return StoredConversion(path, facts)
 
 
 def load_facts(key: str) -> dict[str, Any] | None:
-    """Return the facts of the conversion stored under `key`, without a check of its other files."""
+    """Return the description (`facts`) of the conversion stored under `key`, without checking its
+    other files; None if there is none."""
     home = get_folder()
     try:
         return home and _read_facts(home / key)
@@ -130,8 +131,8 @@ def _list_data_files(path: Path) -> list[Path]:
 
 
 def _read_facts(path: Path) -> dict[str, Any]:
-    """Return the facts in a folder. Raises ValueError if they have changed or if any file in it
-    belongs to another user."""
+    """Return the description (`facts`) in a folder. Raises ValueError if it has changed since it
+    was written, or if any file of the folder belongs to another user."""
     if not is_owned(path.parent, path, *path.iterdir()):
         raise ValueError("another user has written it")
     document = parse_json((path / FACTS_FILE).read_text())
@@ -145,9 +146,13 @@ def _compute_seal(facts: dict[str, Any]) -> str:
 
 
 def save(key: str, write: Callable[[Path], dict[str, Any]], name: str, dtype: str) -> bool:
-    """Store a conversion atomically, in place of older ones of the same model; return whether it is
-    stored: not if the disk is full or not writable. `write` writes the files into a folder and
-    returns the facts."""
+    """Store a conversion atomically and remove older conversions of the same model. Returns whether
+    it is stored; it is not if the disk is full or not writable.
+
+    key: The name of its folder, from `compute_key`.
+    write: Writes the files into a folder and returns their description (`facts`).
+    name, dtype: The model's name in lists, from `get_title`, and the conversion's dtype.
+    """
     # Not by files.folder: its `.part` has a fixed name, but several processes may write one key
     home, temporary = get_folder(), None
     if home is None:
@@ -200,8 +205,12 @@ class ConversionSource(Protocol):
 def find_or_convert(
     source: ConversionSource, key: str, form: str, write: Callable[[Path], dict[str, Any]]
 ) -> StoredConversion | None:
-    """Return the conversion stored under `key`, or make it with `write` and store it; log a slow
-    conversion. None, with a warning, if it cannot be stored."""
+    """Return the conversion stored under `key`; if there is none, make it with `write` and store
+    it. Logs a slow conversion. If it cannot be stored, logs a warning and returns None.
+
+    form: The target format, for the log and for lists.
+    write: As in `save`.
+    """
     if found := find(key):
         return found
     name, start = get_base_name(source.name), time.perf_counter()
@@ -217,11 +226,14 @@ def find_or_convert(
 
 
 def compute_key(source: ConversionSource, *choices: str | int) -> str:
-    """Return the key of a conversion: a digest of the model, of these choices, among them the form
-    and its format, and of versions."""
+    """Return the key of a conversion: a digest of the model's files or commit, of its custom code,
+    of `choices` (the kind and format version of the conversion and the like), and of the versions
+    of the libraries. Raises RefusedError if the model's commit is unknown."""
     files = source.list_files()
     if files is None and source.commit is None:
-        raise RefusedError(f"the commit of {source.name} is unknown, so it has no conversion key")
+        raise RefusedError(
+            f"the commit of {source.name} is unknown, so its conversion cannot be stored"
+        )
     if files is None:
         changes = [compute_digest(source.adapter_files)] if source.adapter_files else []
         content = " ".join([source.name, str(source.commit), *changes])
@@ -232,8 +244,8 @@ def compute_key(source: ConversionSource, *choices: str | int) -> str:
 
 
 def get_title(source: ConversionSource) -> str:
-    """Return the name of a conversion in lists; a new one of the same name and dtype replaces
-    it."""
+    """Return the name of a conversion in lists. A new conversion with the same name and dtype
+    replaces the old one."""
     local = source.gguf or Path(source.path)
     name = source.name if source.list_files() is None else str(local.resolve())
     return name + (
@@ -263,14 +275,14 @@ def list_entries() -> list[ConversionEntry]:
 
 
 def clear(name: str | None = None) -> int:
-    """Remove all conversions, or those of one model; return their number. They are made again when
-    the model is loaded."""
+    """Remove all stored conversions, or those of the model `name`; return how many were removed. A
+    model is converted again when it is loaded."""
     home, found = (
         get_folder(),
         [each for each in list_entries() if name is None or each.name == name],
     )
     for entry in found:
         shutil.rmtree(entry.folder, ignore_errors=True)
-    if home and name is None:  # damaged ones too
+    if home and name is None:  # damaged conversions too, which are not listed
         shutil.rmtree(home, ignore_errors=True)
     return len(found)

@@ -1,2 +1,2 @@
-"""Integration with transformers' `generate`: the conversion of its calls to requests, and of their
-outputs to its own."""
+"""Integration with transformers' `generate`: converts its calls to requests, and the outputs of
+these to the output of `generate`."""

@@ -1,4 +1,5 @@
-"""`attach` and `detach`: make the `generate` of a transformers model in memory speculative."""
+"""`attach` and `detach`: make the `generate` of a transformers model in memory speculative, and
+restore it."""
 
 from __future__ import annotations
 
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
 log = logging.getLogger(__name__)
-# Whether transformers decodes the call: then an attached assistant model's generate is plain too
+# True while transformers decodes a call: an assistant model that is attached too then also uses its
+# own generate
 LEFT_TO_TRANSFORMERS = ContextVar("LEFT", default=False)
-# Attribute of an attached `generate` with the one that it replaced
+# Attribute of an attached `generate` that holds the `generate` that it replaced
 REPLACED_ATTRIBUTE = "foretoken_replaced"
 
 
@@ -46,26 +48,28 @@ def attach(
     """Make `model.generate` speculative.
 
     Afterwards `model.generate(...)` means `model.generate(..., custom_generate=spec)`, unless the
-    call has its own `custom_generate`. Attaching again replaces the draft. A copy of the model is
-    not attached.
+    call has its own `custom_generate`. Attaching again replaces the draft. A copy of the model does
+    not decode speculatively.
 
     Args:
         model: A transformers model in memory.
         draft: The draft, as in `load`.
-        strict: The treatment of calls that a Speculator cannot decode, such as one with num_beams=3
-            (see `Speculator.__call__`), and of models that score one token per forward pass, for
-            which speculative decoding saves nothing. False: the model's previous `generate` decodes
-            them, and the logger "foretoken" states the reason at INFO. True: the call raises
-            ForeignError, and `attach` raises RefusedError for such a model.
+        strict: True to raise errors instead of leaving calls to transformers. A Speculator cannot
+            decode some calls, such as one with num_beams=3 (see `Speculator.__call__`), and for a
+            model that scores one token per forward pass, speculative decoding saves nothing.
+            False: the model's previous `generate` decodes such calls and runs such models, and the
+            logger "foretoken" states the reason at INFO. True: such calls raise ForeignError, and
+            `attach` raises RefusedError for such a model.
         **options: Options of `load`.
 
     Returns:
-        The Speculator that `model.generate` uses; None if the model is left unchanged.
+        The Speculator that `model.generate` uses; None if the model is left unchanged, as it scores
+        one token per forward pass.
 
     Raises:
         InputError: An option is unknown or invalid, or `model` has no `generate`.
-        RefusedError: The model or the pair cannot be decoded exactly; `model.generate` is then the
-            model's own.
+        RefusedError: The model, or the model with this draft, cannot be decoded exactly. Then
+            `model.generate` is the one from before any `attach`.
 
     Examples:
         >>> import foretoken, torch
@@ -97,7 +101,7 @@ def attach(
         log.info("model.generate is left unchanged: %s", error)
         return None
     open_: Any = model  # so that the type checker accepts the assignment of a method
-    replaced = vars(model).get("generate")  # set on the instance by other code, if any
+    replaced = vars(model).get("generate")  # a `generate` that other code has set on the instance
 
     @wraps(open_.generate)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,7 +119,7 @@ def attach(
             log.info("transformers decodes this call: %s", to_one_line(error))
         if reached and kwargs.get("streamer") is not None:
             kwargs["streamer"] = SkipPromptStreamer(kwargs["streamer"])
-        torch.set_rng_state(state)  # the failed attempt may have drawn a seed
+        torch.set_rng_state(state)  # undo a seed that the failed attempt may have drawn
         token = LEFT_TO_TRANSFORMERS.set(True)
         try:
             return theirs(*args, **kwargs)
@@ -129,8 +133,8 @@ def attach(
 
 
 class SkipPromptStreamer:
-    """Wraps a streamer that already has the prompt and will get it again from another
-    `generate`."""
+    """Wraps a streamer that already has the prompt, so that another `generate` does not stream the
+    prompt to it again."""
 
     def __init__(self, streamer: BaseStreamer) -> None:
         self.streamer, self.begun = streamer, False
@@ -147,8 +151,8 @@ class SkipPromptStreamer:
 
 
 def _ignore_unfollowed_config(model: PreTrainedModel) -> dict[str, str]:
-    """Return the option of `load` to ignore a generation config that no Speculator can follow; {}
-    for others. Calls with such a config go to transformers."""
+    """Return the option of `load` that ignores the model's generation config if no Speculator can
+    follow it, {} otherwise. transformers decodes calls with such a config."""
     config = getattr(model, "generation_config", None)
     entry = None if config is None else find_unfollowed(config)
     if entry is None:
@@ -165,20 +169,21 @@ def _ignore_unfollowed_config(model: PreTrainedModel) -> dict[str, str]:
 def _name_arguments(
     method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a call's arguments with positional ones converted to keywords, if the method names
-    all of them."""
+    """Return a call's arguments with positional ones converted to keywords; unchanged if that is
+    impossible (there are too many, or one is given twice), so that the method raises its own
+    error."""
     parameters = signature(method).parameters.values()
     names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     positional = dict(zip(names, args, strict=False))
     if len(positional) < len(args) or positional.keys() & kwargs.keys():
-        return args, kwargs  # invalid; the method raises its own error
+        return args, kwargs  # the method raises its own error
     return (), positional | kwargs
 
 
 def _generate_speculatively(
     method: Any, spec: Speculator, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call `generate` with `spec` as its custom_generate."""
+    """Call `method`, the model's own `generate`, with `spec` as its custom_generate."""
     if kwargs.get("cache_implementation") == "paged":  # transformers would bypass custom_generate
         raise ForeignError("cache_implementation='paged' is not supported; leave it out")
     kwargs = {**kwargs, "custom_generate": spec}
@@ -187,16 +192,19 @@ def _generate_speculatively(
 
 
 def _is_from_speculator(error: Exception) -> bool:
-    """Return whether a Speculator raised the error, instead of transformers while it prepared the
-    call. In that case the call may succeed without a custom_generate, from which transformers
-    withholds the tokenizer (token_healing and a config's stop_strings need it)."""
+    """Return whether a Speculator raised the error.
+
+    Otherwise transformers raised it while it prepared the call. The call may then succeed without a
+    custom_generate: transformers does not pass the tokenizer to a custom_generate, but
+    token_healing and a config's stop_strings need it.
+    """
     frames = walk_tb(error.__traceback__)
     return any(frame.f_code is Speculator.__call__.__code__ for frame, _ in frames)
 
 
 def _convert_stop_strings(kwargs: dict[str, Any], spec: Speculator) -> None:
-    """Convert a call's stop strings to a stopping criterion, since transformers does not pass the
-    call's tokenizer to a custom_generate."""
+    """Replace a call's stop_strings and tokenizer in `kwargs` by a stopping criterion, since
+    transformers does not pass the tokenizer to a custom_generate."""
     tokenizer = kwargs.pop("tokenizer", None) or spec.tokenizer
     strings = build_stop_criteria(kwargs.pop("stop_strings", None), tokenizer)
     if strings:
@@ -204,7 +212,8 @@ def _convert_stop_strings(kwargs: dict[str, Any], spec: Speculator) -> None:
 
 
 def detach(model: PreTrainedModel) -> None:
-    """Restore the `generate` that a model had before `attach`. Does nothing if it is not attached.
+    """Restore the `generate` that a model had before `attach`. Does nothing if the model is not
+    attached.
 
     Args:
         model: A transformers model in memory.

@@ -1,9 +1,11 @@
-"""Converts a call of transformers' `generate` to requests, and their outputs to its own.
+"""Converts a call of transformers' `generate` to requests, and their outputs to the output of
+`generate`.
 
-At this point `generate` has completed the generation config, built processors and criteria from
-it, padded and repeated the rows, and run the encoder. Processors that follow from the config are
-replaced by foretoken's own controls, which are exactly equal but ignore padding; the user's
-processors are passed on. Nothing is applied twice, and unsupported arguments are refused by name.
+When `generate` calls a custom_generate, it has completed the generation config, built logits
+processors and stopping criteria from it, padded the prompts, repeated them for several outputs, and
+run the encoder. The processors that it built from the config are replaced by foretoken's own
+controls, which give the same scores but ignore padding; the user's processors are passed on. So no
+processor is applied twice. Unsupported arguments are refused by name.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
 
-# Entries of the generation config that are sampling params of the same name. Not included: those of
-# sampling (`_get_sampling_fields`), and those that are criteria or count the padding
+# Entries of the generation config that are sampling params of the same name, except those of
+# sampling (`_get_sampling_fields`), stop strings (a criterion) and a length that counts the padding
 SHARED_OPTION_NAMES = tuple(
     name
     for name, each in SAMPLING_OPTIONS.items()
@@ -62,11 +64,11 @@ class GenerateCall:
     """A call of `generate`, with the arguments that a custom_generate gets."""
 
     model: PreTrainedModel
-    ids: Tensor  # [B, n], padded on the left: prompts; of an encoder-decoder, the decoder's
+    ids: Tensor  # [B, n], padded on the left: the prompts; for an encoder-decoder, the decoder's
     config: GenerationConfig
     processors: Sequence[Any]
     criteria: Sequence[Any]
-    inputs: Tensor | None  # the encoder's input, before rows were repeated
+    inputs: Tensor | None  # the encoder's input, one row per prompt, before prompts are repeated
     model_kwargs: Mapping[str, Any]  # for the model's forward
 
     @property
@@ -75,7 +77,7 @@ class GenerateCall:
 
     @property
     def reports(self) -> bool:
-        """True if scores or logits are to be returned."""
+        """True if the call asks for scores or logits."""
         config = self.config
         return bool(
             config.return_dict_in_generate and (config.output_scores or config.output_logits)
@@ -87,33 +89,36 @@ class GenerateCall:
 
     def get_prompts(self) -> list[list[int]]:
         """Return the prompts without padding. Raises ForeignError for padding that is not on the
-        left."""
+        left, and for position ids that do not count from 0."""
         mask = self.model_kwargs.get(
             "decoder_attention_mask" if self.encoder_decoder else "attention_mask"
         )
         valid = _make_mask(self.ids, mask)
         if not bool(valid[:, -1].all()) or bool((valid[:, 1:] < valid[:, :-1]).any()):
             raise ForeignError(
-                "attention_mask leaves out tokens after others; pad prompts on the left"
+                "attention_mask leaves out tokens after the start of a prompt; pad on the left"
             )
         positions = self.model_kwargs.get("position_ids")
         if positions is not None and positions.ndim == 2:
             expected = (valid.cumsum(1) - 1).to(positions.device)
             if ((positions != expected) & valid.to(positions.device)).any():
-                raise ForeignError("position_ids do not count a prompt's tokens; leave them out")
+                raise ForeignError(
+                    "position_ids do not count a prompt's tokens from 0; leave them out"
+                )
         return [ids[mask].tolist() for ids, mask in zip(self.ids, valid, strict=True)]
 
     def get_sources(self) -> list[tuple[list[int], Tensor]]:
-        """Return the encoder's input ids of each sequence without padding, with the encoder's
-        hidden states `[n, H]`. Raises ForeignError if the input is not ids."""
+        """Return, for each sequence, the encoder's input ids without padding and the encoder's
+        hidden states at them, `[n, H]`. Raises ForeignError if the input is not token ids, or its
+        padding is not on the right."""
         inputs = self.inputs
         if inputs is None or inputs.ndim != 2 or inputs.is_floating_point() or inputs.min() < 0:
-            raise ForeignError("the encoder got no input_ids; give these, and no other input")
+            raise ForeignError("the encoder got no input_ids; give input_ids and no other input")
         inputs = inputs.repeat_interleave(len(self.ids) // len(inputs), 0)
         valid = _make_mask(inputs, self.model_kwargs.get("attention_mask"))
         if not bool(valid[:, 0].all()) or bool((valid[:, 1:] > valid[:, :-1]).any()):
             raise ForeignError(
-                "attention_mask leaves out encoder tokens before others; pad them on the right"
+                "attention_mask leaves out encoder tokens before the end; pad on the right"
             )
         states = self.model_kwargs["encoder_outputs"][0]
         rows = zip(inputs, states, valid, strict=True)
@@ -144,10 +149,10 @@ class GenerateCall:
         return media
 
     def _split_decoder_media(self, media_inputs: Mapping[str, Any]) -> list[Media]:
-        """Return the media of each sequence for a decoder-only model. Raises ForeignError if they
-        cannot be divided among the sequences."""
+        """Return the media of each sequence for a decoder-only model. Raises ForeignError for
+        inputs that cannot be divided among the sequences because they are not tensors."""
         positions = self.model_kwargs.get("position_ids")
-        if positions is not None and positions.ndim == 3:  # with several axes, from the images
+        if positions is not None and positions.ndim == 3:  # one per axis, from the images
             media_inputs = {**media_inputs, "position_ids": positions}
         if len(self.ids) == 1:
             return [Media(self.get_prompts()[0], media_inputs)]
@@ -162,15 +167,15 @@ class GenerateCall:
     def _get_encoded_media(
         self, target: Model, inputs: Tensor, media_inputs: Mapping[str, Any]
     ) -> list[Media]:
-        """Return the media of each sequence for an encoder, with the encoder output that the call
-        already has."""
+        """Return the media of each sequence for an encoder-decoder, each with its part of the
+        encoder output that `generate` has computed already."""
         output, name = self.model_kwargs["encoder_outputs"], get_main_input_name(self.model)
         if name == "input_ids":  # transformers has merged the images with the ids
             return [Media([], {"encoder_outputs": states[None]}) for states in output[0]]
         inputs = inputs.repeat_interleave(len(self.ids) // len(inputs), 0)
         mask = self.model_kwargs.get("attention_mask")
         media = split_media({name: inputs, "attention_mask": mask, **media_inputs}, encodes=True)
-        # A `PendingEncoderOutput`: the target will encode the media and store its output here
+        # For a `PendingEncoderOutput`, the target will encode the media and store the output here
         if encoded := getattr(output, "encoded", None):
             repeats = len(media) // len(encoded)  # sequences with the same media
             return [replace(item, encoded=encoded[b // repeats]) for b, item in enumerate(media)]
@@ -182,8 +187,9 @@ class GenerateCall:
 
     @contextmanager
     def share_encoder_states(self, target: Model) -> Iterator[None]:
-        """Lend the target the hidden states of the call's encoder within the context, so that it
-        does not encode the sources again. Targets that do not run on torch encode them."""
+        """Lend the target, within the context, the encoder's hidden states from the call, so that
+        it does not encode the sources again. Targets on other backends than torch encode them
+        again."""
         has_ids = self.inputs is not None and not self.inputs.is_floating_point()
         shared = target.shared_encoder_states
         if not has_ids or shared is None:
@@ -198,15 +204,19 @@ class GenerateCall:
     def choose_gamma(
         self, assistant: int | None, lookup: int | None, *, looks_up: bool
     ) -> int | None:
-        """Return gamma by transformers' options, from the call or its config; None if neither sets
-        it. `looks_up`: whether the drafter is prompt look-up. Raises ForeignError for
-        `prompt_lookup_num_tokens` with another drafter."""
+        """Return gamma by transformers' options, None if they do not set it. Raises ForeignError
+        for `prompt_lookup_num_tokens` with another drafter than prompt look-up.
+
+        assistant: The call's `num_assistant_tokens`; None: the config's.
+        lookup: The call's `prompt_lookup_num_tokens`; None: the config's.
+        looks_up: True if the drafter is prompt look-up.
+        """
         lookup = self.config.prompt_lookup_num_tokens if lookup is None else lookup
         if lookup is not None:
             if not looks_up:
                 raise ForeignError(
-                    "prompt_lookup_num_tokens is given, but the draft is another; leave it out, "
-                    "or load with draft='lookup'"
+                    "prompt_lookup_num_tokens is given, but the draft is not 'lookup'; leave it "
+                    "out, or load with draft='lookup'"
                 )
             return lookup
         count = self.config.num_assistant_tokens
@@ -218,8 +228,8 @@ class GenerateCall:
         return frozenset() if ids is None else frozenset(cast(list[int], ids.flatten().tolist()))
 
     def build_requests(self, target: Model) -> list[Request]:
-        """Return one request for each sequence. Raises InputError for invalid values, ForeignError
-        for unsupported ones."""
+        """Return one request for each sequence of the call. Raises InputError for invalid values,
+        ForeignError for values that foretoken does not support."""
         require_supported_config(self.config, self.model_kwargs)
         media = self.get_media(target)
         encodes_ids = self.encoder_decoder and media is None
@@ -244,7 +254,7 @@ class GenerateCall:
             )
         _require_same_rope(target, [len(prompt) for prompt in prompts], limit)
         seed = int(torch.randint(2**63 - 1, ())) if self.samples else 0
-        # forced_eos_token_id is for the end by `max_length`, whatever else may end a sequence
+        # forced_eos_token_id is forced at `max_length` only, not if a sequence ends before
         last = self.config.max_length - 1 - self.ids.shape[1]
         return [
             Request(
@@ -279,7 +289,8 @@ class GenerateCall:
         )
 
     def _find_custom_processors(self) -> list[Any]:
-        """Return the user's processors."""
+        """Return the user's logits processors: all but those that transformers builds from the
+        config."""
         first = self.ids if self.inputs is None else self.inputs
         build: Any = self.model._get_logits_processor
         built = build(
@@ -297,8 +308,9 @@ class GenerateCall:
         return processors
 
     def _remove_detectors(self, processors: list[Any]) -> list[Any]:
-        """Return the processors without Whisper's silence detectors. These change no scores, and
-        are called here instead: they use only the first scores and the model."""
+        """Return the processors without Whisper's silence detectors. These do not change scores,
+        and need only the first scores and the model, so they are called here instead of at each
+        token."""
         detectors = [each for each in processors if type(each).__name__ == SILENCE_DETECTOR]
         if detectors:
             inputs = {
@@ -311,7 +323,7 @@ class GenerateCall:
         return [each for each in processors if each not in detectors]
 
     def _find_custom_criteria(self) -> list[Any]:
-        """Return the user's stopping criteria, without those that transformers builds for lengths
+        """Return the user's stopping criteria: all but those that transformers builds from lengths
         and end-of-sequence ids."""
         criteria: list[Any] = []
         explained = not self.get_eos_ids()
@@ -327,12 +339,13 @@ class GenerateCall:
         _require_supported(criteria)
         if not explained:
             raise ForeignError(
-                "EosTokenCriteria is given and eos_token_id is set; give one of them"
+                "EosTokenCriteria is given and eos_token_id is set to other ids; give one of "
+                "the two"
             )
         if criteria and not self.get_eos_ids() and len(self.ids) > 1:
             raise ForeignError(
-                f"{type(criteria[0]).__name__} may end one sequence before another, and without an "
-                "eos_token_id there is no padding; give one, or a single prompt"
+                f"{type(criteria[0]).__name__} may end one sequence before another, but without an "
+                "eos_token_id the ended one cannot be padded; give an eos_token_id, or one prompt"
             )
         return criteria
 
@@ -343,8 +356,8 @@ class GenerateCall:
         target: Model,
         streamer: BaseStreamer | None,
     ) -> Any:
-        """Run the steps, stream the first sequence's new tokens, and return the output of
-        `generate`. Raises the error of a sequence that failed."""
+        """Run all decoding steps, stream the first sequence's new tokens to `streamer`, and return
+        the output of `generate`. Raises the error of the first sequence that failed."""
         for seq in seqs if self.reports else ():
             seq.step_logits = []
             for ending in seq.stop_conditions:
@@ -368,8 +381,8 @@ class GenerateCall:
         """Return the ids `[B, n]`, padded on the right; with `return_dict_in_generate`,
         transformers' output object.
 
-        Its scores and logits are float32 tensors `[B, V]`, one for each new token, with zeros for
-        sequences that have ended. It has no cache, attentions or hidden states.
+        The object's scores and logits are float32 tensors `[B, V]`, one for each new token, with
+        zeros for sequences that have ended. It holds no cache, attentions or hidden states.
         """
         config = self.config
         pad = getattr(config, "_pad_token_tensor", None)
@@ -397,7 +410,8 @@ class GenerateCall:
         )
 
     def _compute_scores(self, seq: SequenceState) -> Tensor:
-        """Return transformers' processed scores of a sequence, `[n, V]`."""
+        """Return a sequence's scores `[n, V]` after logits processors, as transformers returns them
+        with `output_scores`."""
         scores = torch.cat([block.shaped for block in seq.step_logits or ()])
         if self.samples:
             scores = warp_logits(scores, seq.request.params.standard)
@@ -405,8 +419,8 @@ class GenerateCall:
 
 
 class WithheldScores:
-    """Takes the place of the scores that `generate` passes to stopping criteria. Criteria run
-    before there are scores here, so any use of them raises ForeignError."""
+    """Takes the place of the scores that `generate` passes to stopping criteria. Here criteria run
+    before the scores exist, so any use of them raises ForeignError."""
 
     def __init__(self, reader: str) -> None:
         self.reader = reader
@@ -431,20 +445,21 @@ def _get_raw_logits(seq: SequenceState) -> Tensor:
 
 def _require_same_rope(target: Model, lengths: list[int], limit: int) -> None:
     """Raise ForeignError for a batch in which transformers would use other rotary factors than for
-    each sequence alone: there the longest sequence determines the factors of all."""
+    each sequence alone, since it chooses the factors of all sequences by the longest one."""
     switch = target.context
     if switch is None or switch == target.max_context or len(set(lengths)) == 1:
         return
     if min(lengths) <= switch < max(lengths) + limit:
         raise ForeignError(
-            f"prompts of {min(lengths)} to {max(lengths)} tokens may grow beyond {switch}; there "
-            "this model changes its rotary factors, in transformers for all sequences at once; "
-            "call generate for each prompt"
+            f"prompts of {min(lengths)} to {max(lengths)} tokens may grow beyond {switch}; "
+            "transformers then changes the rotary factors of the whole batch; call generate for "
+            "each prompt"
         )
 
 
 def _require_supported(objects: Sequence[Any]) -> None:
-    """Raise ForeignError for a class of transformers that cannot run on a single sequence."""
+    """Raise ForeignError for a processor or criterion of transformers that cannot run on a single
+    sequence."""
     try:
         require_supported(objects)
     except RefusedError as error:
@@ -454,8 +469,8 @@ def _require_supported(objects: Sequence[Any]) -> None:
 def build_stop_criteria(
     strings: str | list[str] | None, tokenizer: PreTrainedTokenizerBase | None
 ) -> list[Any]:
-    """Return transformers' stopping criterion for these strings; [] if there are none. Raises
-    InputError without a tokenizer."""
+    """Return transformers' stopping criterion for these stop strings, in a list; [] if there are
+    none. Raises InputError without a tokenizer."""
     if not strings:
         return []
     if tokenizer is None:
@@ -464,8 +479,8 @@ def build_stop_criteria(
 
 
 def _get_sampling_fields(config: GenerationConfig) -> dict[str, Any]:
-    """Return the sampling params of a config that samples. Values without effect in transformers
-    become the params' off values."""
+    """Return the sampling params of a config that samples. Values that have no effect in
+    transformers become the values by which foretoken turns the param off."""
     cutoffs = {name: getattr(config, name) or 0.0 for name in ("epsilon_cutoff", "eta_cutoff")}
     return {
         "temperature": 1.0 if config.temperature is None else config.temperature,
@@ -478,7 +493,7 @@ def _get_sampling_fields(config: GenerationConfig) -> dict[str, Any]:
 
 
 def _get_max_lengths(criteria: Sequence[Any]) -> list[int]:
-    """Return the maximum lengths, padding included, from the stopping criteria."""
+    """Return the maximum lengths, including padding, that the stopping criteria set."""
     return [each.max_length for each in criteria if type(each).__name__ == "MaxLengthCriteria"]
 
 

@@ -1,9 +1,9 @@
 """Rejects arguments of `generate` that foretoken does not support.
 
-Each is a ForeignError with the argument's name, raised before any forward pass or random number, so
-that `attach` can leave the call to transformers.
+For each it raises a ForeignError with the argument's name, before any forward pass and before
+random numbers are drawn, so that `attach` can leave the call to transformers.
 
-`generate` merges the processors that it builds with the user's in one list: first those from the
+`generate` merges the processors that it builds and the user's in one list: first those from the
 generation config, then the user's, then those for sampling. `find_custom_processors` finds the
 user's among them.
 """
@@ -23,8 +23,8 @@ from foretoken.models.base import Model
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
-# Unsupported entries in addition to those of `find_unfollowed`, with the values that are accepted:
-# transformers' defaults, or off
+# Entries of the generation config that are unsupported, in addition to those of `find_unfollowed`,
+# with the values that are accepted: transformers' defaults, or off
 UNSUPPORTED_ENTRIES: dict[str, tuple[Any, ...]] = {
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
@@ -39,7 +39,7 @@ UNSUPPORTED_ENTRIES: dict[str, tuple[Any, ...]] = {
     "max_matching_ngram_size": (None, 2),
 }
 
-# Further remedies for unsupported entries
+# Remedies for unsupported entries, in addition to leaving them out
 ENTRY_REMEDIES = {"guidance_scale": ", and give a guided Speculator: spec.guided(scale, negative)"}
 
 # Arguments of a model's forward that are checked elsewhere or can be ignored
@@ -54,11 +54,11 @@ EXPECTED_INPUTS = {
     "logits_to_keep",
 }
 
-# Processors that count the positions of each sequence alone: correct without padding
+# Processors that depend on a sequence's own positions, so they are correct if there is no padding
 POSITIONAL_CLASSES = {"SuppressTokensAtBeginLogitsProcessor", "WhisperTimeStampLogitsProcessor"}
 LIBRARY_PREFIX = "transformers."
 
-# Classes of processors that transformers builds, with the entry of the generation config
+# Classes of processors that transformers builds, and the entry of the generation config for each
 SHAPING_CLASSES = {
     "SequenceBiasLogitsProcessor": "sequence_bias",
     "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",
@@ -87,7 +87,7 @@ WARPER_CLASSES = {
 }
 BUILT_CLASSES = SHAPING_CLASSES | WARPER_CLASSES
 
-# Classes of transformers that depend neither on positions nor on other sequences
+# Processors of transformers that depend neither on positions nor on other sequences
 POSITION_FREE_CLASSES = {
     *WARPER_CLASSES,
     "TopHLogitsWarper",
@@ -106,9 +106,12 @@ def read_withheld_arguments(caller: FrameType | None) -> dict[str, Any]:
     """Return the arguments that transformers' `generate` got but does not pass to a
     custom_generate; {} if the caller is another function.
 
-    CAUTION: this reads local variables of another library's function, which is not an interface.
-    `generate` (as of 5.23) passes neither streamer nor assistant to a callable: the reader of a
-    streamer would wait forever, and an assistant would be ignored silently.
+    caller: The stack frame of the call of the custom_generate.
+
+    CAUTION: this reads local variables of another library's function, which is not an interface. As
+    of 5.23, `generate` passes neither the streamer nor the assistant to a custom_generate that is a
+    function. Without them the reader of a streamer would wait forever, and an assistant would be
+    ignored silently.
     """
     module = "" if caller is None else str(caller.f_globals.get("__name__"))
     if (
@@ -123,8 +126,8 @@ def read_withheld_arguments(caller: FrameType | None) -> dict[str, Any]:
 
 
 def require_same_model(model: PreTrainedModel, target: Model, arguments: Mapping[str, Any]) -> None:
-    """Raise ForeignError if a Speculator of `target` cannot decode for this model, or with these
-    arguments from `read_withheld_arguments`."""
+    """Raise ForeignError if a Speculator of `target` cannot decode for `model`, or not with these
+    arguments, which are from `read_withheld_arguments`."""
     network = target.model
     layer = model.get_output_embeddings()
     unlike = layer is not None and len(layer.weight) != target.vocab_size
@@ -145,13 +148,14 @@ def require_same_model(model: PreTrainedModel, target: Model, arguments: Mapping
 
 
 def require_single_row(streamer: object, rows: int) -> None:
-    """Raise ForeignError for a streamer of a batch."""
+    """Raise ForeignError if there is a streamer and more than one sequence."""
     if streamer is not None and rows > 1:
         raise ForeignError(f"a streamer takes one sequence, not {rows}; call generate for each")
 
 
 def require_supported_config(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
-    """Raise ForeignError for an unsupported entry of the config, or a user's cache."""
+    """Raise ForeignError if the config has an unsupported entry, or if the call has a KV cache from
+    the user. inputs: the arguments of the model's forward."""
     if (config.num_beams or 1) > 1:
         raise ForeignError(
             f"num_beams={config.num_beams} asks for a beam search; give num_beams=1, or use "
@@ -169,8 +173,8 @@ def require_supported_config(config: GenerationConfig, inputs: Mapping[str, Any]
 
 
 def find_media(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the images and audio among a forward's arguments, with arguments that belong to them,
-    such as sizes. Raises ForeignError for unsupported arguments."""
+    """Return the images and audio among the arguments of a forward, together with arguments that
+    describe them, such as sizes. Raises ForeignError for unsupported arguments."""
     others = {n: x for n, x in inputs.items() if n not in EXPECTED_INPUTS and x is not None}
     media_names = [
         n for n, x in others.items() if not isinstance(x, Tensor) or x.is_floating_point()
@@ -182,11 +186,13 @@ def find_media(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_custom_processors(prepared: Sequence[Any], built: Sequence[Any]) -> list[Any]:
-    """Return the user's own processors, in their order. `built`: the processors that transformers
-    builds from the config alone.
+    """Return the user's own processors, in their order.
 
-    Raises ForeignError if a user's processor replaces a built one, or precedes one that is not for
-    sampling: foretoken runs the user's after those.
+    prepared: All processors that `generate` would apply.
+    built: The processors that transformers builds from the config alone.
+
+    Raises ForeignError if a user's processor takes the place of a built one, or comes before a
+    built one that is not for sampling, since foretoken runs the user's processors after those.
     """
     for each in built:
         if type(each).__name__ not in BUILT_CLASSES:
@@ -204,8 +210,8 @@ def find_custom_processors(prepared: Sequence[Any], built: Sequence[Any]) -> lis
             after = type(unmatched.pop()).__name__
         elif after in SHAPING_CLASSES:
             raise ForeignError(
-                f"{type(each).__name__} would come before {SHAPING_CLASSES[after]}, an order that "
-                "is not supported; leave one of the two out"
+                f"{type(each).__name__} would come before {SHAPING_CLASSES[after]}, but this "
+                "order is not supported; leave one of the two out"
             )
         else:
             processors.insert(0, each)
@@ -213,7 +219,7 @@ def find_custom_processors(prepared: Sequence[Any], built: Sequence[Any]) -> lis
 
 
 def are_alike(a: Any, b: Any) -> bool:
-    """Return whether two processors are of one class and hold the same values."""
+    """Return whether two processors have the same class and equal attributes."""
     if type(a) is not type(b) or vars(a).keys() != vars(b).keys():
         return False
     return all(_equal(value, vars(b)[name]) for name, value in vars(a).items())
@@ -227,10 +233,8 @@ def _equal(a: Any, b: Any) -> bool:
 
 def require_position_free(processors: Sequence[Any], *, padded: bool) -> None:
     """Raise ForeignError for a processor of transformers that depends on the batch's padding or on
-    other sequences: foretoken calls processors with one sequence, without padding.
-
-    padded: whether the batch has any padding.
-    """
+    other sequences, since foretoken calls processors with one sequence at a time, without padding.
+    padded: whether any prompt of the batch is padded."""
     for each in processors:
         name = type(each).__name__
         alone = name == "RepetitionPenaltyLogitsProcessor" and each.prompt_ignore_length is None

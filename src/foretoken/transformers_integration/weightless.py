@@ -1,8 +1,8 @@
-"""A transformers model without weights: its own `generate` prepares calls, cuts audio into windows
+"""A transformers model without weights. Its own `generate` prepares calls, cuts audio into windows
 and computes timestamps, while a Speculator runs the model, on any backend.
 
-The Speculator's target encodes the audio. The last encoder output is retained, since Whisper
-detects the language in a call of its own before it decodes the first window.
+The Speculator's target encodes the audio. The last encoder output is retained: Whisper detects the
+language of the first window in a call of its own, before the call that decodes the window.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 
 def make_weightless(structure: PreTrainedModel, spec: Callable[..., Any]) -> Any:
-    """Return a network of the class and config of `structure`, without weights.
+    """Return a model of the class and config of `structure`, without weights.
 
-    Its `generate` has to be called with custom_generate=spec, a Speculator. Its forward returns the
-    logits of the next token alone, which `spec` computes.
+    Its `generate` has to be called with custom_generate=spec, where `spec` is a Speculator. Its
+    forward returns the logits of the next token alone, which `spec` computes.
     """
     kind: Any = type(structure)
 
@@ -57,16 +57,16 @@ def make_weightless(structure: PreTrainedModel, spec: Callable[..., Any]) -> Any
 
 
 class PendingEncoder:
-    """Takes the place of an encoder: returns dicts in which the target stores the encoder output
-    of the media when it runs."""
+    """Takes the place of an encoder. Instead of encoding media, it returns one dict for each, in
+    which the target stores the encoder output when it runs."""
 
     def __init__(self, name: str) -> None:
         self.name, self.last = name, None
         self.encoded: list[dict[str, Any]] = []
 
     def forward(self, **inputs: Any) -> PendingEncoderOutput:
-        """Return a placeholder for the encoder output of these media, with the same dicts if they
-        equal the last call's."""
+        """Return a placeholder for the encoder output of these media. If they equal the media of
+        the last call, it has the same dicts, and so the outputs that are stored already."""
         media: Tensor = inputs[self.name]
         if self.last is None or not torch.equal(self.last, media):
             self.last, self.encoded = media, [{} for _ in media]
@@ -80,6 +80,6 @@ class PendingEncoder:
 
 
 class PendingEncoderOutput(BaseModelOutput):
-    """A placeholder for an encoder output that is not computed yet."""
+    """A placeholder for an encoder output that the target has not computed yet."""
 
-    encoded: list[dict[str, Any]]  # `Media.encoded` of each input
+    encoded: list[dict[str, Any]]  # for each input, the dict that becomes its `Media.encoded`

@@ -142,8 +142,8 @@ def test_drafts_that_do_not_fit(tmp_path: Path) -> None:
             (own, {"speculators_config": other}, r"drafts for x/y \(Qwen3ForCausalLM\)"),
             (own, {"aux_hidden_state_layer_ids": [7]}, "layer 7, .*the target has 6"),
             (own, {"mask_token_id": 320}, "mask_token_id 320"),
-            (blocks.ZLAB, {"vocab_size": 151936}, "vocab_size 151936, this one has 320"),
-            (blocks.ZLAB, {"num_target_layers": 36}, "num_target_layers 36, this one has 6"),
+            (blocks.ZLAB, {"vocab_size": 151936}, "vocab_size 151936, but this target has 320"),
+            (blocks.ZLAB, {"num_target_layers": 36}, "num_target_layers 36, but this target has 6"),
             (blocks.ZLAB, {"num_hidden_layers": 10**6}, "num_hidden_layers 1000000"),
             (blocks.ZLAB, {"rope_parameters": "x"}, "cannot be read as a draft of kind 'dflash'"),
         )

@@ -35,5 +35,5 @@ def test_rows_gain_their_blocks() -> None:
 def test_only_models_pass_for_models() -> None:
     require_model(TABLE)
     for value in (TableModel, load(build("Llama"), "none"), None, "a name"):
-        with pytest.raises(InputError, match=r"is not a model; give the one of a Speculator"):
+        with pytest.raises(InputError, match=r"is not a model; give a Speculator's target"):
             require_model(value)

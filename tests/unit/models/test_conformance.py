@@ -471,7 +471,7 @@ def test_limits(name: str) -> None:
 def test_lengths_only_go_back(name: str) -> None:
     rows = Rows(CASES[name], *made(name))
     rows.join([1, 2], [3])
-    with pytest.raises(InputError, match="must not be longer"):
+    with pytest.raises(InputError, match="at most its present"):
         rows.model.set_lengths([2, 2])
     with pytest.raises(InputError, match="one for each"):
         rows.model.score([[1]], [1])

@@ -1,8 +1,8 @@
 """Gemma 4's assistants: draft models of a few small layers that attend to the target's KV cache and
-have none of their own.
+have no KV cache of their own.
 
-transformers 5.23 cannot build its own class for them, since no layer makes keys for the others to
-share. The layers, norms and rotary embeddings are transformers' modules.
+transformers 5.23 cannot build its own class for them, since none of the layers computes keys that
+the others could share. The layers, norms and rotary embeddings are transformers' modules.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ SLIDING_ATTENTION = "sliding_attention"
 
 
 class SharedKVConfig:
-    """A config for transformers' layers by which all of them use shared keys and values."""
+    """A config that makes transformers' layers use keys and values that they are given, instead of
+    computing their own."""
 
     _attn_implementation = "lent_keys"
     hidden_size_per_layer_input = 0
@@ -42,10 +43,10 @@ class SharedKVConfig:
 
 
 class AssistantLayerInputs(NamedTuple):
-    """Inputs of all layers of one kind, for one token after the end of each sequence."""
+    """The inputs of all layers of one type, for one token after the end of each sequence."""
 
     rotary: tuple[Tensor, Tensor]
-    mask: Tensor | None  # [B, 1, 1, K], True if the token attends to a key; None: to all
+    mask: Tensor | None  # [B, 1, 1, K], True if the token attends to the key; None: to all keys
     keys: tuple[Tensor, Tensor]  # keys and values, each [B, heads, K, dim]
 
 
@@ -67,8 +68,9 @@ class CentroidHead(nn.Module):
 
 
 class Assistant(nn.Module):
-    """The network of an assistant, with its modules named as in its files. `config`: transformers'
-    config. Raises RefusedError if the installed transformers cannot build its layers."""
+    """The network of an assistant, whose modules have the names that its files use. `config`:
+    transformers' config. Raises RefusedError if the installed transformers cannot build its
+    layers."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -83,7 +85,7 @@ class Assistant(nn.Module):
             )
         norm = Gemma4RMSNorm(H, eps=text.rms_norm_eps)
         self.model = nn.ModuleDict({"layers": nn.ModuleList(layers), "norm": norm})
-        with torch.device("cpu"):  # on the meta device its factors would have no values
+        with torch.device("cpu"):  # on the meta device its buffers would have no values
             self.rotary = Gemma4TextRotaryEmbedding(text)
         self.pre_projection = nn.Linear(2 * width, H, bias=False)
         self.post_projection = nn.Linear(H, width, bias=False)
@@ -98,10 +100,10 @@ class Assistant(nn.Module):
         self, embedded: Tensor, states: Tensor, layer_inputs: dict[str, AssistantLayerInputs]
     ) -> tuple[Tensor, Tensor]:
         """Return the next tokens' logits `[B, V]`, and the hidden states `[B, width]` for the next
-        step.
+        draft step.
 
-        embedded: embeddings of the last tokens; states: hidden states at the tokens before them,
-        both `[B, width]`.
+        embedded: the embeddings of the last tokens; states: the hidden states at the tokens before
+        those. Both are `[B, width]`.
         """
         x = self.pre_projection(torch.cat([embedded, states], -1))[:, None]
         for layer_type, layer in zip(
@@ -120,7 +122,8 @@ class Assistant(nn.Module):
 
 
 class StockAssistant:
-    """An assistant on torch, over the target's sequences, which it does not change."""
+    """An assistant that runs on torch over the target's sequences. It does not change these or
+    their KV cache."""
 
     runtime = "transformers"
 
@@ -131,18 +134,19 @@ class StockAssistant:
         self._layer_inputs: dict[str, AssistantLayerInputs] = {}
 
     def with_target(self, target: Model) -> StockAssistant:
-        """Return the same assistant over another target."""
+        """Return an assistant with the same network for another target."""
         return StockAssistant(self.network, target)
 
     @torch.inference_mode()
     def begin(self, rows: list[int]) -> None:
-        """Start the next steps for these rows of the target, at their present lengths."""
+        """Prepare the next steps for these rows of the target, at their present lengths."""
         kinds = dict.fromkeys(self.network.layer_types)
         self._layer_inputs = {kind: self._make_layer_inputs(kind, rows) for kind in kinds}
 
     def _make_layer_inputs(self, layer_type: str, rows: list[int]) -> AssistantLayerInputs:
-        """Return the layer inputs for a token after the end of these sequences. It attends to the
-        keys that a target's token would there, except its own."""
+        """Return the layer inputs for a token after the end of each of these sequences. It attends
+        to the same keys as a token of the target would there, except that there is no key of its
+        own."""
         lengths, weight = [self.target.lengths[b] for b in rows], self.network.lm_head.weight
         window = (
             self.network.sliding_window if layer_type == SLIDING_ATTENTION else max(lengths) + 1
@@ -152,7 +156,8 @@ class StockAssistant:
         ends = send(torch.tensor(lengths), weight.device)[:, None]
         slots = torch.arange(first, max(lengths), device=weight.device)
         visible = (slots < ends) & (slots > ends - window)
-        same_length = min(lengths) == max(lengths)  # then all attend to every key from `first` on
+        # then every token attends to all keys from `first` on
+        same_length = min(lengths) == max(lengths)
         return AssistantLayerInputs(
             rotary=self.network.rotary(weight, ends, layer_type),
             mask=None if same_length else visible[:, None, None],
@@ -161,7 +166,8 @@ class StockAssistant:
 
     @torch.inference_mode()
     def step(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits and hidden states of `Assistant` for the rows of `begin`."""
+        """Return the result of `Assistant` for the rows given to `begin`: logits and hidden
+        states."""
         dtype = self.network.lm_head.weight.dtype
         return self.network(embedded.to(dtype), states.to(dtype), self._layer_inputs)
 

@@ -19,7 +19,7 @@ EMBEDDING_KEY, HEAD_KEY = "model.embed_tokens.weight", "lm_head.weight"  # one m
 
 
 def is_assistant(config: dict[str, Any] | PreTrainedConfig) -> bool:
-    """Return whether a config is an assistant's."""
+    """Return whether a config is that of an assistant of Gemma 4."""
     return _to_dict(config).get("model_type") in ASSISTANT_MODEL_TYPES
 
 
@@ -33,8 +33,8 @@ def build_assistant(
     target: PreTrainedConfig,
     dtype: torch.dtype,
 ) -> Assistant:
-    """Return the network for a target with this config. Raises InputError for an invalid config or
-    tensors, RefusedError for an assistant of another target."""
+    """Return the network of an assistant for a target with the config `target`. Raises InputError
+    for an invalid config or invalid tensors, RefusedError for an assistant of another target."""
     assistant_config, sizes = _parse_config(_to_dict(config))
     _require_target(sizes, target)
     with torch.device("meta"):
@@ -67,15 +67,15 @@ def _parse_config(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     if config.use_ordered_embeddings and not (0 < top_k <= count and text.vocab_size % count == 0):
         raise InputError(
             f"the assistant's config has {count} centroids for {text.vocab_size} tokens and takes "
-            f"the nearest {top_k}; give a number of centroids that divides the tokens, and at most "
-            "as many nearest ones"
+            f"the nearest {top_k}; give a number of centroids that divides the number of tokens, "
+            "and take at most as many"
         )
     return config, sizes
 
 
 def _collect_sizes(text: Any, layers: dict[str, int]) -> dict[str, Any]:
-    """Return the sizes that assistant and target must share. `layers`: for each layer type, the
-    layer whose heads count."""
+    """Return the sizes in which an assistant and its target must agree. layers: for each layer
+    type, the index of the layer whose heads are compared."""
     sizes: dict[str, Any] = {"tokens": text.vocab_size}
     for kind, j in layers.items():
         layer = text.per_layer_config[j]
@@ -84,18 +84,18 @@ def _collect_sizes(text: Any, layers: dict[str, int]) -> dict[str, Any]:
 
 
 def _require_target(sizes: dict[str, Any], target: PreTrainedConfig) -> None:
-    """Raise RefusedError if the target lacks the sizes that the assistant needs."""
+    """Raise RefusedError if the target differs from the assistant in one of these sizes."""
     text: Any = target.get_text_config(decoder=True)
     if text.model_type not in TARGET_MODEL_TYPES:
         raise RefusedError(
-            f"the draft is an assistant for Gemma 4, the target is {text.model_type}; give "
+            f"the draft is an assistant for Gemma 4, but the target is {text.model_type}; give "
             "another draft"
         )
     target_sizes = {**_collect_sizes(text, find_last_kv_layers(text)), "states": text.hidden_size}
     wrong = [name for name, size in sizes.items() if size != target_sizes.get(name)]
     if wrong:
         raise RefusedError(
-            f"the assistant is for another target: {wrong[0]} {sizes[wrong[0]]}, the target has "
+            f"the assistant is for another target: {wrong[0]} {sizes[wrong[0]]}, this target has "
             f"{target_sizes.get(wrong[0], 'none')}; give the assistant of this target"
         )
 
@@ -103,8 +103,8 @@ def _require_target(sizes: dict[str, Any], target: PreTrainedConfig) -> None:
 def _select_tensors(
     network: Assistant, tensors: dict[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Return the tensors of the network in `dtype`; further tensors are ignored, as transformers
-    does."""
+    """Return the tensors of the network, in `dtype`. Other tensors of the files are ignored, as
+    transformers does."""
     selected: dict[str, Tensor] = {}
     for name, own in network.state_dict().items():
         found = tensors.get(name)
@@ -112,8 +112,8 @@ def _select_tensors(
             raise InputError(f"the assistant's files lack {name}; download it again")
         if found.shape != own.shape or found.is_floating_point() != own.is_floating_point():
             raise InputError(
-                f"the assistant's {name} is {found.dtype} {tuple(found.shape)}, its config needs "
-                f"{tuple(own.shape)}; give files that are not quantized, or download them again"
+                f"the assistant's {name} is {found.dtype} {tuple(found.shape)}, but its config "
+                f"needs {tuple(own.shape)}; give files that are not quantized, or download again"
             )
         if found.is_floating_point():
             require_finite_floats("the assistant", name, found)

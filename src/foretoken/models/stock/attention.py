@@ -1,15 +1,15 @@
 """Attention of transformers' own models over a ragged cache, with their code unchanged.
 
 The causal mask, T5's relative bias and Bart's positions are computed from each sequence's own
-offset. `RaggedTwin` holds a twin of the model, a second module tree over the same weights, with
-this attention. The twin applies the output layer only to the positions whose logits are needed, so
-that a prefill makes no logits. The user's model stays unmodified in every thread, even after a
+offset. `RaggedTwin` holds a twin of the model with this attention: a second module tree over the
+same weights. The twin applies the output layer only to the positions whose logits are needed, so
+that a prefill computes no logits. The user's model stays unmodified in every thread, even after a
 Ctrl-C.
 
-Long rope (Phi-3, Phi-4-mini, PhiMoE) uses one set of rotary factors for all tokens of a sequence of
-up to N tokens, and another set for longer sequences. transformers' `generate` recomputes a sequence
-that grows beyond N. Here each sequence has its own set, and sequences of both kinds share a forward
-pass: `LONG_ROW_OFFSET` is added to the position ids of a long one.
+Long rope (Phi-3, Phi-4-mini, PhiMoE) uses one set of rotary factors for sequences of up to N
+tokens, and another set for longer ones. transformers' `generate` recomputes a sequence when it
+grows beyond N. Here each sequence has its own set, and both kinds of sequences share a forward
+pass: `LONG_ROW_OFFSET` is added to the position ids of the long ones.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ from foretoken.models.stock.taps import register_taps
 from foretoken.transfer import send
 
 ATTENTION_FIELD = "_attn_implementation_internal"  # a config's attribute for its attention
-CAPTURE_HOOKS_FLAG = "_output_capturing_hooks_installed"  # an attribute that transformers sets
+# a module attribute that transformers sets
+CAPTURE_HOOKS_FLAG = "_output_capturing_hooks_installed"
 HOOK_FIELDS = ("_forward_hooks", "_forward_pre_hooks")
 PADDING_CHECK_METHOD = "warn_if_padding_and_no_attention_mask"
-MAX_STACKED_TOKENS = 64  # for longer blocks, a mask that is repeated per query head is large
+MAX_STACKED_TOKENS = 64  # longer blocks would need large masks, as each is repeated per query head
 
 
 class NeededPositions:
-    """Selects the last need[b] of the counts[b] tokens of block b, for blocks padded on the right
-    to one width. `places` has each row's slot."""
+    """Selects the positions whose logits are needed: of each block b, with counts[b] tokens, the
+    last need[b]. The blocks are padded on the right to one width. places: each row's slot."""
 
     def __init__(
         self, counts: list[int], need: list[int], places: list[int], device: torch.device
@@ -78,14 +79,15 @@ class NeededPositions:
             self.padding = send(missing[..., None], device)
         if not self.aligned:
             last = max(counts) - 1
-            # Rows that need no token, and padding, take any valid index
+            # Any valid index serves for rows that need no token, and for padding
             tokens = [[min((s or 0) + i, last) for i in range(self.max_need)] for s in starts]
             self.rows = send(torch.tensor(places), device)[:, None]
             self.tokens = send(torch.tensor(tokens, dtype=torch.long), device)
 
     def select(self, x: Tensor) -> Tensor:
         """Return the needed positions of x, `[B, width, n]` in slot order, as `[B, max(need), n]`
-        in row order. Rows that need fewer are padded with 0, since x may be non-finite there."""
+        in row order. Rows that need fewer than max(need) are padded with 0, since x may be
+        non-finite there."""
         if self.aligned:
             selected = x[:, self.first : self.first + self.max_need]
         else:
@@ -97,13 +99,14 @@ class NeededPositions:
         return self.hidden, *args[1:]
 
     def logits(self, logits: Tensor) -> Tensor:
-        """Return a model's logits as `[B, max(need), V]`, even if its head had no hook."""
+        """Return a model's logits reduced to `[B, max(need), V]`; if the hook of the output layer
+        has run, they are already."""
         return self.select(logits) if self.hidden is None else logits
 
 
 class SelectedPositions:
-    """Passes only the hidden states at these indices to the output layer, `[1, N, H]`. The indices
-    count a batch's positions, flattened."""
+    """Passes only the hidden states at `indices` to the output layer, as `[1, N, H]`. An index
+    counts the positions of the flattened batch."""
 
     def __init__(self, indices: Tensor) -> None:
         self.indices = indices
@@ -134,10 +137,11 @@ def ragged_mask(
     mask_function: Any = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """Return `[B, 1, q, K]`, True if a query attends to a key: `mask_function` at each sequence's
-    own positions.
+    """Return a mask `[B, 1, q, K]`, True if the query attends to the key, from `mask_function` at
+    each sequence's own positions.
 
-    Padding needs no 2D mask: it comes after a sequence's tokens, which never attend to it.
+    Padding needs no mask of its own: it comes after a sequence's tokens, which never attend to
+    later positions.
     """
     if not isinstance(q_offset, Tensor):
         return sdpa_mask(
@@ -152,7 +156,8 @@ def ragged_mask(
 
 
 def ragged_eager_mask(batch_size: int, q_length: int, kv_length: int, **kwargs: Any) -> Tensor:
-    """Return `ragged_mask` as a tensor that attention code adds to its scores."""
+    """Return `ragged_mask` in the additive form: 0 or the dtype's lowest value, which eager
+    attention adds to its scores."""
     if not isinstance(kwargs.get("q_offset"), Tensor):
         return eager_mask(batch_size, q_length, kv_length, **kwargs)
     mask = ragged_mask(batch_size, q_length, kv_length, **kwargs)
@@ -160,7 +165,7 @@ def ragged_eager_mask(batch_size: int, q_length: int, kv_length: int, **kwargs: 
 
 
 def to_additive_mask(mask: Tensor | None, bias: Tensor) -> Tensor:
-    """Return the bias, with the lowest value of its dtype at False of the mask."""
+    """Return the bias, replaced by the lowest value of its dtype wherever the mask is False."""
     if mask is None:
         return bias
     return torch.where(mask, bias, torch.finfo(bias.dtype).min)
@@ -175,10 +180,11 @@ def ragged_sdpa(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute stock attention, with T5's relative bias for each sequence, and without a copy of the
-    keys for each query head."""
+    """Compute the attention of the stock model, with T5's relative bias for each sequence's own
+    positions. The keys are not copied for each query head that shares them."""
     scale = kwargs.get("scaling")
-    if torch.compiler.is_compiling():  # a layer compiled alone, whose keys come from the cache
+    # a layer that is compiled alone; its keys come from the cache
+    if torch.compiler.is_compiling():
         if position_bias is not None or not can_stack_queries(query, attention_mask):
             raise RefusedError("attention with a position bias or a long mask is not compiled")
         return stacked_attention(None, query, key, value, attention_mask, scale), None
@@ -196,19 +202,19 @@ def ragged_sdpa(
 
 
 def compute_row_bias(cache: RaggedCache, bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Return each sequence's relative bias plus the mask, `[B, H, q, K]`, computed once for all
-    layers."""
+    """Return each sequence's relative bias plus the mask, `[B, H, q, K]`. It is computed once per
+    forward pass for all layers."""
     return cache.compute_once(
         bias, lambda: to_additive_mask(mask, shift_bias(cache, bias)).contiguous()
     )
 
 
 def shift_bias(cache: RaggedCache, bias: Tensor) -> Tensor:
-    """Return each sequence's relative bias `[B, H, q, K]` from that for `cache.max_context` cached
-    tokens, `[1, H, q, K]`.
+    """Return each sequence's relative bias `[B, H, q, K]`, from the bias `[1, H, q, K]` for a
+    sequence with `cache.max_context` cached tokens.
 
-    It depends only on the distance of key and query, so for a sequence that is s tokens shorter it
-    is shifted by s keys.
+    The bias depends only on the distance between key and query. So for a sequence with s fewer
+    cached tokens it is shifted by s keys.
     """
     if not isinstance(cache.offset, Tensor):
         return bias
@@ -219,8 +225,8 @@ def shift_bias(cache: RaggedCache, bias: Tensor) -> Tensor:
 
 
 def can_stack_queries(query: Tensor, mask: Tensor | None) -> bool:
-    """Return whether `stacked_attention` supports these queries: short blocks, with a mask that
-    all heads share."""
+    """Return whether `stacked_attention` supports these queries: a single one without a mask, or a
+    short block with a mask that all heads share."""
     if mask is None:
         return query.shape[2] == 1
     return mask.shape[1] == 1 and query.shape[2] <= MAX_STACKED_TOKENS
@@ -234,11 +240,12 @@ def stacked_attention(
     mask: Tensor | None,
     scale: float | None,
 ) -> Tensor:
-    """Return attention `[B, q, H, dim]`, with query heads that share keys stacked as one block.
+    """Return attention `[B, q, H, dim]`, computed with the query heads that share keys stacked as
+    one longer block.
 
-    Stock code instead copies the keys for each query head, which for a block of a few tokens costs
-    several times the attention itself, and makes the mask additive in each layer. mask: None for a
-    single query, which attends to all keys.
+    The stock code instead copies the keys for each query head, which for a few tokens takes several
+    times as long as the attention itself, and converts the mask to the additive form in each layer.
+    mask: None for a single query that attends to all keys.
     """
     b, heads, q, dim = query.shape
     key_heads, group = key.shape[1], heads // key.shape[1]
@@ -253,7 +260,8 @@ def stacked_attention(
 
 
 def ragged_eager(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-    """Run the eager attention of the model's own file, for softcap, sinks and the like."""
+    """Run the eager attention function of the model's own module, which has the family's softcap,
+    sinks and the like."""
     return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
 
 
@@ -264,16 +272,16 @@ AttentionMaskInterface.register("ragged_eager", ragged_eager_mask)
 
 
 class RaggedTwin:
-    """A twin of `model` over the same weights, with ragged attention. `taps`: the layers whose
-    hidden states its forward passes can record."""
+    """A twin of `model`: a second module tree over the same weights, with ragged attention. `taps`:
+    the layers whose hidden states its forward passes can record."""
 
     def __init__(self, model: PreTrainedModel, taps: tuple[int, ...] = ()) -> None:
         self._original, self._taps = model, taps
         self.renew()
 
     def renew(self) -> None:
-        """Make the twin again, since the model may have changed. Called if there are no sequences
-        yet."""
+        """Make the twin again, since the model may have changed. Called when the first sequences
+        join."""
         self.model = make_twin_with_attention(self._original)
         register_taps(self.model, self._taps)
         head = self.model.get_output_embeddings()
@@ -294,8 +302,8 @@ class RaggedTwin:
         needed: HeadHook | None = None,
         tap_states: dict[int, Tensor] | None = None,
     ) -> Iterator[PreTrainedModel]:
-        """Yield the twin, to be run over `cache` with its output layer at the positions `needed`.
-        `tap_states` receives the recorded hidden states by tap."""
+        """Yield the twin for a forward pass over `cache`. Its output layer runs only at the
+        positions that `needed` selects. tap_states: receives the recorded hidden states by tap."""
         token = FORWARD_CONTEXT.set(ForwardContext(cache, needed, tap_states))
         try:
             yield self.model
@@ -306,10 +314,10 @@ class RaggedTwin:
 def make_twin_with_attention(
     model: PreTrainedModel, attention: str | None = None
 ) -> PreTrainedModel:
-    """Return a twin with this attention implementation, by default the ragged one.
+    """Return a twin with this attention implementation; by default with the ragged one.
 
-    A family with its own attention code gets ragged masks only: its layers retain sdpa or eager,
-    and the masks are made for that.
+    A family with its own attention code gets ragged masks only: its layers continue to use sdpa or
+    eager attention, and the masks are made for that attention.
     """
     copied = make_twin(model)
     for part in copied.modules():
@@ -319,7 +327,8 @@ def make_twin_with_attention(
             if has_own_attention(part):
                 _set_existing(part.config, {ATTENTION_FIELD: kind})
                 part.config = copy.copy(part.config)
-                # MPT slices its bias out of max_seq_len positions; padding may exceed the limit
+                # MPT cuts its bias out of one for max_seq_len positions, and padding may exceed the
+                # limit
                 settings["max_seq_len"] = 2 * PREFILL_CHUNK_TOKENS + (
                     getattr(part.config, "max_seq_len", None) or 0
                 )
@@ -334,7 +343,8 @@ def _set_existing(config: PreTrainedConfig, settings: dict[str, Any]) -> None:
 
 
 def _skip_padding_check(*args: Any, **kwargs: Any) -> None:
-    """Do nothing: looking for padding in the ids would make the host wait for the device."""
+    """Do nothing, instead of looking for padding ids, which would make the host wait for the
+    device."""
 
 
 def select_needed_positions(head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -346,8 +356,9 @@ def select_needed_positions(head: nn.Module, args: tuple[Any, ...]) -> tuple[Any
 def mask_encoder_states(
     decoder: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Forward pre-hook of a decoder: mask the padding of an audio or image encoder's states. Set
-    here, as each family derives this mask from the input's mask in its own way."""
+    """Forward pre-hook of a decoder: mask the padding of an audio or image encoder's hidden states.
+    The mask is set here because each family derives it from the mask of the encoder's input in its
+    own way."""
     mask = getattr(FORWARD_CONTEXT.get().cache, "encoder_mask", None)
     if mask is None or "encoder_attention_mask" not in given:
         return None
@@ -355,8 +366,8 @@ def mask_encoder_states(
 
 
 def install_long_rope(model: PreTrainedModel) -> None:
-    """Replace a twin's rotary modules, so that sequences below and above the switch length share
-    a forward pass."""
+    """Replace a twin's rotary modules by `LongRopeEmbedding`, so that sequences below and above the
+    switch length can share a forward pass."""
     switch_length = get_rope_switch_length(model)
     if switch_length is None:
         return
@@ -369,21 +380,22 @@ def install_long_rope(model: PreTrainedModel) -> None:
 
 
 class LongRopeEmbedding(nn.Module):
-    """Rotary embeddings with the short factors, or with the long ones if `LONG_ROW_OFFSET` is added
-    to the positions. `rotary` is transformers' module, which chooses one set for a batch by its
-    largest position."""
+    """Rotary embeddings for a batch: with the long factors at positions to which `LONG_ROW_OFFSET`
+    is added, with the short ones elsewhere. `rotary` is transformers' module, which chooses one set
+    for the whole batch by its largest position; `length` is the switch length."""
 
     def __init__(self, rotary: nn.Module, length: int) -> None:
         super().__init__()
         self.length = length
         self.short, self.long = (_fix_rope_factors(rotary, at) for at in (0, length))
-        self.embed: Any = inspect.unwrap(type(rotary).forward)  # without the choice of a set
+        # without the decorator that chooses the set
+        self.embed: Any = inspect.unwrap(type(rotary).forward)
         self.eval()
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         long = position_ids >= LONG_ROW_OFFSET
         short_positions = position_ids.clamp(max=self.length - 1)
-        # With a position above the switch, for families whose forward itself chooses the set
+        # One position above the switch is added for families whose forward itself chooses the set
         long_positions = torch.where(long, position_ids - LONG_ROW_OFFSET, 0)
         long_positions = torch.cat(
             [long_positions, torch.full_like(long_positions[:, :1], self.length)], 1
@@ -399,7 +411,8 @@ class LongRopeEmbedding(nn.Module):
 
 
 def _fix_rope_factors(rotary: nn.Module, position: int) -> nn.Module:
-    """Return a copy with the factors of a sequence that ends at this position."""
+    """Return a copy of a rotary module with the factors for a sequence that ends at this
+    position."""
     settled = copy.deepcopy(rotary)
     device = next(settled.buffers()).device
     settled(torch.zeros(1, device=device), torch.tensor([[position]], device=device))
@@ -407,12 +420,12 @@ def _fix_rope_factors(rotary: nn.Module, position: int) -> nn.Module:
 
 
 def make_twin(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a twin of `model` in its present form, in evaluation mode, with the same weight
-    tensors and hooks.
+    """Return a twin of `model` as it is now: in evaluation mode, with the same weight tensors and
+    hooks.
 
-    Later changes of weight values apply to the twin; other changes do not, so each batch starts
-    with a new twin. Buffers that some forwards recompute, such as rotary frequencies, are copies.
-    Raises RefusedError if a module's forward was replaced by an unknown function.
+    Later changes of weight values apply to the twin, but no other changes do, so each batch starts
+    with a new twin. Buffers that some forwards recompute, such as rotary frequencies, are copied.
+    Raises RefusedError if the forward of a module was replaced by an unknown function.
     """
     parts = list(model.modules())
     twins = [type(part).__new__(type(part)) for part in parts]
@@ -426,16 +439,16 @@ def make_twin(model: PreTrainedModel) -> PreTrainedModel:
 def _copy_attributes(part: nn.Module) -> dict[str, Any]:
     """Return a module's attributes for its twin.
 
-    A compiled forward would run the original module, so the forward that it was compiled from is
-    used. Hooks that `output_hidden_states=True` has installed are left out: they cannot be
-    compiled, and transformers installs them again when needed.
+    A compiled forward would run the original module, so the twin gets the forward from which it was
+    compiled. Hooks that `output_hidden_states=True` has installed are left out, because they cannot
+    be compiled; transformers installs them again when they are needed.
     """
     own = vars(part) | {
         "training": False,
         "_compiled_call_impl": None,
         "_buffers": _copy_buffers(part),
     }
-    for name in HOOK_FIELDS:  # copied, since hooks are added to the twin
+    for name in HOOK_FIELDS:  # copied, so that hooks can be added to the twin alone
         hooks = own[name].items()
         own[name] = OrderedDict((k, x) for k, x in hooks if not _is_capture_hook(x))
         own[f"{name}_with_kwargs"] = own[f"{name}_with_kwargs"].copy()
@@ -456,8 +469,8 @@ def _is_capture_hook(hook: Any) -> bool:
 
 
 def _copy_buffers(part: nn.Module) -> dict[str, Any]:
-    """Return the module's buffers, with copies of those that are computed and not saved. Packed
-    weights, which are not saved either, are shared."""
+    """Return the module's buffers for its twin: copies of those that are computed instead of saved,
+    and the others themselves. Packed weights, which are not saved either, are not copied."""
     computed = part._non_persistent_buffers_set
     own = dict(part._buffers)
     for name, x in part._buffers.items():
@@ -467,8 +480,8 @@ def _copy_buffers(part: nn.Module) -> dict[str, Any]:
 
 
 def _convert_to_twin(value: Any, memo: dict[int, Any]) -> Any:
-    """Return an attribute's value for the twin, with modules replaced by the twin's and configs
-    copied. `memo`: the twin's objects by id of the original."""
+    """Return an attribute's value for the twin: modules are replaced by the twin's modules, and
+    configs copied. memo: the twin's modules and configs by id of the original."""
     if isinstance(value, nn.Module):
         return memo.get(id(value), value)
     if isinstance(value, PreTrainedConfig):

@@ -1,8 +1,9 @@
 """A transformers cache for a batch of sequences of different lengths.
 
-Each sequence has one slot, the same in every layer's arrays. New tokens are written after its
-cached ones. A rollback only lowers its length: later entries are masked and overwritten by the
-next tokens. Nothing here depends on token ids, the vocabulary or the positions to be scored.
+Each sequence has one slot, the same in the arrays of every layer. New tokens are written after its
+cached ones. A rollback only lowers the sequence's length: the entries after it are masked, and the
+next tokens overwrite them. Nothing here depends on token ids, on the vocabulary, or on which
+positions need logits.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from foretoken.models.row_slots import RowSlots, add_spare_rows, order_by_slot
 from foretoken.models.stock.positions import POSITION_IDS_METHOD, counts_own_positions
 from foretoken.transfer import send
 
-SUPPORTED_TRANSFORMERS = ((5, 20), (6, 0))  # at least, and below
+SUPPORTED_TRANSFORMERS = ((5, 20), (6, 0))  # from the first version, below the second
 CAPACITY_MULTIPLE = RowSlots.unit
 TOKEN_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers that RaggedLayer replaces
-# Attention implementations for whose masks a family's own attention code is supported
+# A family with its own attention code is supported if it has one of these attention implementations
 MASKED_ATTENTIONS = {None, "eager", "sdpa"}
 # Cache layers with recurrent states, and layers that also hold keys and values
 STATE_LAYERS = {"LinearAttentionLayer"}
@@ -37,7 +38,7 @@ HYBRID_LAYERS = {
     "LinearAttentionAndFullAttentionLayer",
     "LinearAttentionAndSlidingWindowAttentionLayer",
 }
-EMPTY_LAYERS = {"DummyLayer"}  # layers that use another layer's keys and values, or none
+EMPTY_LAYERS = {"DummyLayer"}  # layers without a cache, some of which use another layer's
 # Families that represent an image neither by prompt tokens nor by an encoder's hidden states
 UNSUPPORTED_MODEL_TYPES = {"git", "mllama", "pp_formulanet", "udop"}
 ALTERNATIVES_HINT = "use transformers' own generate for such a model, or draft with another"
@@ -45,18 +46,20 @@ KeysValues = tuple[Tensor, Tensor]  # keys and values
 
 
 class RaggedLayer(DynamicLayer):
-    """Keys and values of one layer: `arrays`, each `[slots, heads, capacity, dim]`, with the same
-    slots and capacity in every layer. `keys` and `values` are the views for a forward pass."""
+    """The keys and values of one layer: `arrays`, each `[slots, heads, capacity, dim]`, with the
+    same slots and capacity in every layer. `keys` and `values` are views of them for the current
+    forward pass."""
 
     arrays: KeysValues
     keys: Any
     values: Any
-    # The mask applies a sliding window; all tokens stay cached, since a rollback may need them
+    # False even with a sliding window: the mask applies it, and all tokens stay cached for
+    # rollbacks
     is_sliding = False
 
     def resize(self, like: KeysValues, rows: int, capacity: int, used: int) -> None:
-        """Allocate arrays for `rows` slots with heads and dim of `like`, and copy the first `used`
-        slots. The others stay uninitialized, so that only used slots take memory."""
+        """Allocate arrays for `rows` slots, with the heads and dim of `like`, and copy the first
+        `used` slots. The other slots stay uninitialized, so that only used slots take memory."""
         k, v = (x.new_empty(rows, x.shape[1], capacity, x.shape[3]) for x in like)
         old = self.arrays if self.is_initialized else (k[:, :, :0], v[:, :, :0])
         for x, was in zip((k, v), old, strict=True):
@@ -79,9 +82,9 @@ class RaggedLayer(DynamicLayer):
 
 
 class RaggedCache(RewindableRows, DynamicCache):
-    """KV cache of a decoder for sequences of different lengths. Call `prepare` before a forward
-    pass and `advance` after it. A forward pass has sequences in slot order; `order` has the row
-    of each slot."""
+    """The KV cache of a decoder, for sequences of different lengths. Call `prepare` before a
+    forward pass and `advance` after it. In a forward pass the sequences are in the order of their
+    slots; `order` has the row of each slot."""
 
     def __init__(
         self,
@@ -97,21 +100,24 @@ class RaggedCache(RewindableRows, DynamicCache):
         self.base_lengths = [0] * rows  # tokens in each sequence's recurrent base state
         self.cursor: Any = None  # PendingCursor of the current forward pass
         self.current_layer = -1  # the layer that last called `get_recurrent_state`
-        self.recurrence_calls = 0  # recurrences and scans run for that layer in this forward pass
+        # recurrences and scans that this layer has run in this forward pass
+        self.recurrence_calls = 0
         self.lengths = [0] * rows
-        self.long = [False] * rows  # whether a sequence uses the long rotary factors
-        self.position_shift = [0] * rows  # added to the positions of tokens after the media
+        self.long = [False] * rows  # by sequence: True if it uses the long rotary factors
+        # by sequence: added to the positions of tokens after the media
+        self.position_shift = [0] * rows
         self.shown = HiddenStateStore(rows)
         self.slots = list(range(rows))
         self.order = self.slots  # the row in each slot, after `close_gaps`
         self.device = device
-        # Allocated slots; spare ones cost nothing on a CPU, since untouched memory is not resident
+        # Allocated slots. Spare slots cost nothing on a CPU, since untouched memory is not resident
         self.rows = add_spare_rows(rows) if device.type == "cpu" else rows
-        self.capacity = 0  # positions
-        self.max_context = 0
+        self.capacity = 0  # positions per slot
+        self.max_context = 0  # cached tokens of the longest sequence
         self.width = 0  # tokens of the current forward pass's blocks, padding included
-        self.end = 0  # cached positions in the current forward pass, its new ones included
-        self.offset: int | Tensor = 0  # first new position: an int if equal in all slots, else [B]
+        self.end = 0  # positions in the current forward pass: cached and new ones
+        # position of each slot's first new token, [B]; an int if all are equal
+        self.offset: int | Tensor = 0
         self.positions = torch.empty(0)  # [B, width]: positions of the new tokens
         self.last_keys: Any = None  # the keys that `update` returned last
         # Results of `compute_once` in this forward pass, by id of the source
@@ -124,8 +130,8 @@ class RaggedCache(RewindableRows, DynamicCache):
         return self
 
     def prepare(self, width: int, counts: list[int] | None = None) -> None:
-        """Allocate `width` more positions for every sequence and compute the positions of the new
-        tokens. `counts`: tokens of each block without padding; None: `width`."""
+        """Make room for `width` more tokens in every sequence, and compute the positions of these.
+        counts: the number of tokens of each block without padding; None: `width` each."""
         self.close_gaps()
         lengths = [self.lengths[b] for b in self.order]
         self.width, self.max_context = width, max(lengths)
@@ -148,20 +154,20 @@ class RaggedCache(RewindableRows, DynamicCache):
         return [layer for layer in self.states.values() if layer.is_initialized]
 
     def advance(self, tokens: list[int]) -> None:
-        """Add the numbers of new tokens to the sequences' lengths."""
+        """Add tokens[b] new tokens to the length of each sequence b."""
         self.lengths = [n + t for n, t in zip(self.lengths, tokens, strict=True)]
         self.last_keys = None
         self.masks_by_source.clear()
 
     def compute_once(self, source: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        """Return `make()`, called once per `source` and forward pass, since all layers share one
-        mask or bias."""
+        """Return `make()`, called once for each `source` in a forward pass. All layers share one
+        mask or bias, so its result is the same for all."""
         if id(source) not in self.masks_by_source:
             self.masks_by_source[id(source)] = source, make()
         return self.masks_by_source[id(source)][1]
 
     def to_slot_order(self, x: Tensor) -> Tensor:
-        """Return `x [B, ...]`, which is in row order, in slot order."""
+        """Return `x`, `[B, ...]` in row order, reordered to the order of slots."""
         if self.order == list(range(len(self.order))):
             return x
         return x[send(torch.tensor(self.order), x.device)]
@@ -183,8 +189,9 @@ class RaggedCache(RewindableRows, DynamicCache):
         self.order = order_by_slot(self.slots)
 
     def get_shared_kv(self, layer: int, rows: list[int], first: int) -> SharedKV:
-        """Return a layer's keys and values of these rows, from position `first` to the end of the
-        longest. They are views if the rows are in the first slots, in order, else copies."""
+        """Return a layer's keys and values for these rows, from position `first` to the end of the
+        longest of them. These are views if the rows have the first slots, in order; otherwise
+        copies."""
         end, places = max(self.lengths[b] for b in rows), [self.slots[b] for b in rows]
         index = slice(len(places)) if places == list(range(len(places))) else places
         return SharedKV(*(x[index, :, first:end] for x in self.layers[layer].arrays))
@@ -234,10 +241,10 @@ class RaggedCache(RewindableRows, DynamicCache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.end - self.width
 
-    # Methods called by transformers' layers with recurrent states, and by our recurrences
+    # Methods that transformers' layers with recurrent states call, and our recurrences
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Return None, so that a family uses its code for blocks even for a single token."""
+        """Return None. A family then runs its code for blocks even if there is only one token."""
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
         self.current_layer, self.recurrence_calls = layer_idx, 0
@@ -257,8 +264,9 @@ class RaggedCache(RewindableRows, DynamicCache):
         return states.extend_window(str(state_idx), conv_states, size, self.cursor, self.rows)
 
     def update_recurrent_state(self, recurrent_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Store nothing, since our recurrence has stored the state. Raises RefusedError if the
-        layer ran none of ours: it would then start each block from an empty state."""
+        """Store nothing, since our recurrence has stored the state already. Raises RefusedError if
+        the layer has run none of our recurrences: its own would start each block from an empty
+        state."""
         if not self.recurrence_calls:
             raise RefusedError(
                 "a layer computes its recurrent states by an unknown function, which would start "
@@ -269,7 +277,7 @@ class RaggedCache(RewindableRows, DynamicCache):
     def advance_recurrence(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None
     ) -> Tensor:
-        """Run `RecurrentStateLayer.advance_recurrence` of the current layer."""
+        """Run `RecurrentStateLayer.advance_recurrence` for the current layer."""
         self.recurrence_calls += 1
         return self.states[self.current_layer].advance_recurrence(
             q, k, v, g, beta, self.cursor, self.rows
@@ -284,8 +292,9 @@ class RaggedCache(RewindableRows, DynamicCache):
 
 
 class CrossCache(EncoderDecoderCache):
-    """Cache of an encoder-decoder: one for the decoder's own keys and values, one for those of the
-    encoder's output, whose lengths are those of the sources. Both use the same slots."""
+    """The cache of an encoder-decoder: a cache for the decoder's own keys and values, and a cache
+    for the keys and values of the encoder's output, in which a sequence's length is that of its
+    source. A sequence has the same slot in both."""
 
     self_attention_cache: RaggedCache
     cross_attention_cache: RaggedCache
@@ -308,7 +317,8 @@ class CrossCache(EncoderDecoderCache):
         return self.decoder.offset
 
     def prepare(self, width: int, counts: list[int] | None = None) -> None:
-        """Prepare both caches; the first forward pass writes the sources' keys and values."""
+        """Prepare both caches for `width` more tokens. The sources' keys and values are written by
+        the first forward pass."""
         self.decoder.prepare(width, counts)
         self.cross.prepare(0)
         self.cross.offset = 0
@@ -316,7 +326,8 @@ class CrossCache(EncoderDecoderCache):
             layer.expose(len(self.cross.lengths), self.cross.end)
 
     def make_source_mask(self) -> Tensor | None:
-        """Return `[B, S]` in slot order, 0 at a source's padding; None if no source has any."""
+        """Return a mask `[B, S]` in slot order, with 0 at the padding of sources; None if no source
+        is padded."""
         sources, device = self.cross.lengths, self.decoder.device
         if min(sources) == max(sources):
             return None
@@ -324,33 +335,34 @@ class CrossCache(EncoderDecoderCache):
         return (torch.arange(max(sources), device=device) < lengths[:, None]).long()
 
     def join(self, other: CrossCache) -> None:
-        """Append the sequences of `other`. Both caches have been through a forward pass."""
+        """Append the sequences of `other`. Both caches must have been through a forward pass."""
         self.decoder.join(other.decoder)
         self.cross.join(other.cross)
 
     def select(self, rows: list[int]) -> None:
-        """Reorder the sequences: rows[b] becomes row b."""
+        """Replace sequence b by the former sequence rows[b]."""
         self.decoder.select(rows)
         self.cross.select(rows)
 
 
 def fill_slots(x: Tensor, new: Tensor) -> None:
-    """Copy `new` to the first positions of `x` and set the others to 0: attention multiplies masked
-    values by 0, and a NaN that an earlier sequence left there would stay NaN."""
+    """Copy `new` to the first positions of `x` and set the other positions to 0. Attention
+    multiplies masked values by 0, and 0 times a NaN that an earlier sequence left there would be
+    NaN."""
     slots = new.shape[-2]
     x[..., :slots, :] = new
     x[..., slots:, :] = 0
 
 
 def make_cache_argument(model: PreTrainedModel, cache: Any) -> dict[str, Any]:
-    """Return the cache by the name of the forward's parameter for it."""
+    """Return the cache as a keyword argument for the model's forward."""
     return {_find_cache_parameter(type(model)): cache}
 
 
 @lru_cache
 def _find_cache_parameter(model_class: type[PreTrainedModel]) -> str:
-    """Return the name of the forward's cache parameter: transformers 5.24 renamed it, and a model's
-    own code may still have the old name or none."""
+    """Return the name of the forward's parameter for the cache. transformers 5.24 renamed it;
+    custom code may still have the old name, or have no such parameter."""
     for each in model_class.__mro__:
         named = signature(each.forward).parameters if "forward" in vars(each) else {}
         for name in ("past_key_values", "cache", "cache_params"):
@@ -376,8 +388,9 @@ def make_ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
 
 
 def admit(model: PreTrainedModel, *, states: bool = False) -> None:
-    """Raise RefusedError, with the reason, for a model whose sequences cannot be rolled back one by
-    one. `states`: whether the caller can roll back recurrent states."""
+    """Raise RefusedError, with the reason, for a model whose sequences cannot be rolled back
+    independently of each other. states: whether the caller's backend can roll back recurrent
+    states."""
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     if not SUPPORTED_TRANSFORMERS[0] <= version < SUPPORTED_TRANSFORMERS[1]:
         raise RefusedError(
@@ -397,8 +410,8 @@ def admit(model: PreTrainedModel, *, states: bool = False) -> None:
 
 
 def find_generation_objection(model: PreTrainedModel) -> str | None:
-    """Return why this model cannot generate tokens from ids as it was trained to; None if it
-    can."""
+    """Return why this model cannot generate tokens from ids in the way that it was trained for;
+    None if it can."""
     if model.main_input_name != "input_ids" and not model.config.is_encoder_decoder:
         return f"its input is {model.main_input_name}, not token ids"
     if not model.can_generate():
@@ -421,7 +434,7 @@ def find_generation_objection(model: PreTrainedModel) -> str | None:
 
 
 def _is_bidirectional(model: PreTrainedModel) -> bool:
-    """Return whether no attention of the model is causal (BERT)."""
+    """Return whether none of the model's attention layers is causal (BERT)."""
     return not any(getattr(part, "is_causal", False) for part in model.modules())
 
 
@@ -431,7 +444,7 @@ def _counts_from_padding(model: PreTrainedModel) -> bool:
 
 
 def has_own_attention(part: Any) -> bool:
-    """Return whether a family's layers have their own attention code, outside transformers'
+    """Return whether the layers of a model have their own attention code instead of transformers'
     AttentionInterface (ALiBi and older models)."""
     return isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation()
 
@@ -443,7 +456,8 @@ def _hashes_at_random(config: Any) -> bool:
 
 
 def find_rollback_objection(model: PreTrainedModel) -> str | None:
-    """Return why this model's sequences cannot be rolled back one by one; None if they can."""
+    """Return why this model's sequences cannot be rolled back independently of each other; None if
+    they can."""
     reason = find_generation_objection(model)
     if reason:
         return reason
@@ -468,7 +482,7 @@ def find_rollback_objection(model: PreTrainedModel) -> str | None:
 
 
 def keeps_states(model: PreTrainedModel) -> bool:
-    """Return whether the model has recurrent states, with or without keys and values."""
+    """Return whether the model has recurrent states, alone or in addition to keys and values."""
     stateful = bool(_list_cache_layers(model) & (STATE_LAYERS | HYBRID_LAYERS))
     return stateful or getattr(model, "_is_stateful", False)
 

@@ -1,5 +1,5 @@
-"""Results of self-checks, saved in the user's cache by model structure and versions, so that each
-family is checked once."""
+"""Results of self-checks, saved in the user's cache. They are keyed by the model's structure and by
+versions, so that each family is checked only once."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from foretoken.models.stock.small_copy import COPY_HEAD_DIM, shrink_config
 from foretoken.models.stock.third_party import find_third_party_sources
 from foretoken.storage.cache import get_versions, load_cached_values, save_cached_value
 
-# Incremented when the check or a checked backend computes other values, so that checks run again
+# Incremented when the check or a checked backend changes what it computes: then checks run again
 CHECK_FORMAT = 15
-# By structure key: the deviation of a family that passed, or the error message of another
+# For each structure key, the deviation of a family that passed, or the error message of one that
+# failed
 RESULTS_FILE = "selfcheck.json"
-# Config fields on which a check does not depend (quantized weights are dequantized on loading)
+# Config fields that do not affect a check (quantized weights are dequantized when they are loaded)
 IGNORED_CONFIG_FIELDS = (
     "_name_or_path",
     "architectures",
@@ -37,9 +38,11 @@ IGNORED_CONFIG_FIELDS = (
 
 
 def run_self_check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> CheckResult:
-    """Return the self-check's result, saved or new. `model` may be on the meta device.
+    """Return the self-check's result: the saved one, or that of a new check. `model` may be on the
+    meta device.
 
-    Raises RefusedError, with the family and the reason, if the family is not exact over our cache.
+    Raises RefusedError, with the family and the reason, if the family is not exact over foretoken's
+    cache.
     """
     backend.admit(model)
     start, key = time.perf_counter(), compute_structure_key(model, backend)
@@ -64,9 +67,9 @@ def run_self_check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKE
 def compute_structure_key(
     model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND
 ) -> str | None:
-    """Return a digest of everything that a check depends on: class, small copy's config, versions,
-    `CHECK_FORMAT` and the code of classes from outside libraries. None if the config cannot be made
-    or a class has no source file."""
+    """Return a digest of everything that a check depends on: the class, the small copy's config,
+    versions, `CHECK_FORMAT`, and the source code of classes that are not from installed libraries.
+    Returns None if the config cannot be shrunk, or if a class has no source file."""
     try:
         switch = choose_rope_switch(model, backend)
         config = shrink_config(model.config, COPY_HEAD_DIM, switch).to_dict()

@@ -1,7 +1,7 @@
 """Decoder layers compiled by torch, which fuses their many small operations into a few kernels.
 
-All layers of a model share one compiled function, since each gets its own arrays instead of the
-cache. If they cannot be compiled, they run uncompiled and a warning states why.
+All layers of a model share one compiled function, because each layer gets only its own arrays
+instead of the whole cache. If compiling fails, the layers run uncompiled and a warning states why.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from foretoken.errors import log_error_kind, to_one_line
 from foretoken.models.stock.cache import KeysValues, RaggedCache
 
 COMPILE_BACKEND = "inductor"
-MAX_RECOMPILES = 64  # of all models together, each for one or several sequences and tokens
+# for all models together; each needs one for single and one for several sequences or tokens
+MAX_RECOMPILES = 64
 
-SHAPE_CONFIG: Any = symbols  # patched so that equal sizes are not assumed to stay equal
+SHAPE_CONFIG: Any = symbols  # patched, so that torch does not assume that equal sizes stay equal
 
 log = logging.getLogger(__name__)
 
 
 class LayerCache:
-    """A layer's part of the cache: its arrays, and the slots and positions of the new tokens."""
+    """One layer's part of the cache: its arrays, and the slots and positions at which new tokens
+    are stored."""
 
     def __init__(self, arrays: KeysValues, row: Tensor, slots: Tensor, end: int) -> None:
         self.arrays, self.row, self.slots, self.end = arrays, row, slots, end
@@ -45,7 +47,7 @@ class LayerCache:
 
 
 class CompiledLayers:
-    """The decoder layers of a twin over `cache`. They are compiled within `activate`."""
+    """The decoder layers of the twin `model` over `cache`. Within `activate` they run compiled."""
 
     def __init__(self, model: PreTrainedModel, cache: RaggedCache) -> None:
         self.cache, self.active, self.refusal = cache, False, "it has no layers of a known kind"
@@ -61,13 +63,13 @@ class CompiledLayers:
                     self.refusal = ""
 
     def refuse(self, reason: str) -> None:
-        """Stop compiling layers, with a warning."""
+        """Stop running compiled layers, and log a warning with the reason."""
         self.refusal = reason
         log.warning("decoder layers run uncompiled: %s", reason)
 
     @contextmanager
     def activate(self) -> Iterator[None]:
-        """Run compiled layers."""
+        """Run compiled layers within this context."""
         self.active = True
         try:
             yield

@@ -1,10 +1,10 @@
 """Drafters that propose a block of tokens in one forward pass: DFlash (arXiv 2602.06036) and DSpark
 (arXiv 2607.05147).
 
-The context is the target's hidden states at several taps, concatenated: each layer projects them to
-keys and values. The queries are a block after the context: the last token and one mask token per
-draft token, which attend to each other in both directions. The layers are Qwen3's, as in all
-published drafters.
+The context is the target's hidden states at several taps, concatenated. Each layer projects them to
+its keys and values. The queries are a block that follows the context: the sequence's last token
+(the anchor), and one mask token for each draft token. They attend to each other in both directions.
+The layers are Qwen3's, as in all published drafters.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class BlockLayout:
         taps: The target's taps whose hidden states are the context.
         block_size: Maximum number of positions of a block.
         mask_token_id: The id of the mask token.
-        sample_from_anchor: True if the position of the last token also yields a draft token.
-        window_per_position: True if a sliding window is counted from each position; False if it
-            is counted from the last token, and does not apply within the block.
+        sample_from_anchor: True if the last token's own position also yields a draft token.
+        window_per_position: True if a sliding window is counted from each position of the block;
+            False if it is counted from the block's first position, and all of the block is visible.
         causal_window: True if attention within the block is causal in layers with a window.
     """
 
@@ -56,13 +56,13 @@ class BlockLayout:
 
     @property
     def max_draft_tokens(self) -> int:
-        """Maximum number of draft tokens of a block."""
+        """The maximum number of draft tokens of a block."""
         return self.block_size if self.sample_from_anchor else self.block_size - 1
 
 
 class MarkovHead(nn.Module):
-    """DSpark's Markov head: a bias on a draft token's logits from the token before it, the product
-    of its embedding `markov_w1` with `markov_w2`."""
+    """DSpark's Markov head. It computes a bias on a draft token's logits from the token before it:
+    the embedding `markov_w1` of that token, projected by `markov_w2`."""
 
     def __init__(self, vocab_size: int, outputs: int, rank: int) -> None:
         super().__init__()
@@ -72,16 +72,19 @@ class MarkovHead(nn.Module):
     def forward(
         self, hidden: Tensor, before: Tensor, memory: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the bias `[B, Vd]`, and `memory` for the next draft token.
+        """Return the bias `[B, Vd]`, and the recurrent state `memory` to pass on for the next draft
+        token.
 
-        hidden: hidden states at the draft token, `[B, H]`; before: `markov_w1` of the token before,
-        `[B, r]`.
+        hidden: Hidden states at the draft token, `[B, H]`.
+        before: The embedding `markov_w1` of the token before it, `[B, r]`.
+        memory: The recurrent state, which only `RecurrentMarkovHead` uses; None for the first draft
+            token.
         """
         return self.markov_w2(before), None
 
 
 class GatedMarkovHead(MarkovHead):
-    """A Markov head with a gate from the draft token's own hidden state."""
+    """A Markov head whose bias is gated by the draft token's hidden state."""
 
     def __init__(self, vocab_size: int, outputs: int, rank: int, hidden: int) -> None:
         super().__init__(vocab_size, outputs, rank)
@@ -95,7 +98,7 @@ class GatedMarkovHead(MarkovHead):
 
 
 class RecurrentMarkovHead(MarkovHead):
-    """A Markov head with a recurrent state over the tokens of the block."""
+    """A Markov head with a recurrent state (`memory`) over the tokens of the block."""
 
     def __init__(self, vocab_size: int, outputs: int, rank: int, hidden: int) -> None:
         super().__init__(vocab_size, outputs, rank)
@@ -112,10 +115,10 @@ class RecurrentMarkovHead(MarkovHead):
 
 
 class ConfidenceHead(nn.Module):
-    """Predicts the probability that a draft token is accepted if the earlier ones are.
+    """Predicts the probability that a draft token is accepted, given that the earlier ones are.
 
-    rank: size of the previous token's embedding, which is concatenated to the hidden state; 0:
-    none.
+    rank: the size of the previous token's Markov embedding, which is appended to the hidden state;
+    0: no embedding is appended.
     """
 
     def __init__(self, hidden: int, rank: int) -> None:
@@ -124,7 +127,8 @@ class ConfidenceHead(nn.Module):
         self.rank = rank
 
     def forward(self, hidden: Tensor, before: Tensor | None) -> Tensor:
-        """Return the probability `[B]` from `[B, H]` and `[B, r]`."""
+        """Return the probabilities `[B]` from hidden states `[B, H]` and the previous tokens'
+        Markov embeddings `[B, r]`."""
         if self.rank and before is not None:
             hidden = torch.cat([hidden, before], -1)
         return self.proj(hidden).squeeze(-1).sigmoid()
@@ -138,10 +142,10 @@ def apply_markov_head(
     tokens: Tensor,
     memory: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Condition one draft token per sequence on the tokens `[B]` before it.
+    """Condition one draft token of each sequence on the token before it, tokens[b].
 
-    Returns its logits `[B, Vd]`, the probability that it is accepted if the earlier ones are (None
-    without a confidence head), and `memory` for the next draft token.
+    Returns the draft token's logits `[B, Vd]`; the probability that it is accepted, given that the
+    earlier ones are (None without a confidence head); and `memory` for the next draft token.
     """
     before = None
     if markov_head is not None:
@@ -153,10 +157,10 @@ def apply_markov_head(
 
 
 class BlockNetwork(nn.Module):
-    """The layers of a block drafter, and the projection of the target's hidden states, `width`
-    values per token, to their context.
+    """The layers of a block drafter, and the projection `fc` of the target's hidden states, of
+    `width` values per token, to their context.
 
-    markov_head, confidence_head: DSpark's, if any.
+    markov_head, confidence_head: DSpark's; None for DFlash.
     """
 
     def __init__(
@@ -181,8 +185,8 @@ class BlockNetwork(nn.Module):
             self.rotary = [Qwen3RotaryEmbedding(config)]
 
     def make_context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return each layer's keys and values `[N, heads, dim]` of the target's states `[N, W]` at
-        these positions."""
+        """Return, for each layer, the keys and values `[N, heads, dim]` of the target's hidden
+        states `[N, W]` at these positions."""
         c = self.hidden_norm(self.fc(states))
         cos, sin = (x[0, :, None] for x in self._angles(c, positions[None]))
         made: list[tuple[Tensor, Tensor]] = []
@@ -197,8 +201,11 @@ class BlockNetwork(nn.Module):
     def forward(
         self, embedded: Tensor, positions: Tensor, cache: Any, masks: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Return the hidden states of blocks `[B, n, H]` at these positions. cache: the context, as
-        a transformers cache; masks: for layers with full attention and with a window."""
+        """Return the hidden states `[B, n, H]` of embedded blocks `[B, n, H]` at these positions.
+
+        cache: The context, as a transformers cache.
+        masks: The masks for layers with full attention, and for layers with a window.
+        """
         full, windowed = masks
         angles = self._angles(embedded, positions)
         states = embedded
@@ -217,12 +224,12 @@ class BlockNetwork(nn.Module):
     def make_masks(
         self, positions: Tensor, slots: Tensor, block_sizes: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the attention masks `[B, n, S]` of blocks at these positions `[B, n]`, for layers
-        with full attention and for layers with a window. Every query attends to itself, so that
-        padding makes no NaN.
+        """Return the attention masks `[B, n, S]` of blocks at these positions `[B, n]`: one for
+        layers with full attention, one for layers with a window. Every query attends to itself, so
+        that padding does not become NaN.
 
-        slots: the keys' positions, `[S]` or `[B, S]`; block_sizes: positions of each block without
-        padding, `[B]`.
+        slots: The keys' positions, `[S]` or `[B, S]`.
+        block_sizes: The number of positions of each block without padding, `[B]`.
         """
         position, slot = positions[:, :, None], slots[..., None, :]
         first, own = position[:, :1], position == slot
@@ -245,9 +252,9 @@ class BlocksDraft:
 
     Attributes:
         network: The network, with its weights in the stored precision.
-        embedding, head: Its embedding `[N]` -> `[N, H]` and output layer `[N, H]` -> `[N, Vd]`,
-            which may be the target's own.
-        ids: The target's id of each output, `[Vd]`; None: the same index.
+        embedding, head: The embedding `[N]` -> `[N, H]` and the output layer `[N, H]` -> `[N, Vd]`;
+            both may be the target's.
+        ids: The target's id of each output, `[Vd]`; None: it is the output's index.
     """
 
     network: BlockNetwork
@@ -257,8 +264,8 @@ class BlocksDraft:
 
 
 class StockBlockModel(Component):
-    """A block drafter on torch, in the precision of its weights, for a batch of contexts of
-    different lengths."""
+    """A block drafter that runs on torch, in the precision of its weights, over the contexts of a
+    batch of sequences of different lengths."""
 
     runtime = "transformers"
     capabilities = Capabilities(memory=True)
@@ -280,12 +287,12 @@ class StockBlockModel(Component):
         )
 
     def _make_cache(self, rows: int) -> RaggedCache:
-        """Return an empty context for each of `rows` sequences."""
+        """Return a cache with an empty context for each of `rows` sequences."""
         return RaggedCache([RaggedLayer() for _ in self.network.layers], rows, self.device)
 
     @property
     def lengths(self) -> list[int]:
-        """Number of tokens in each sequence's context."""
+        """The number of tokens in each sequence's context."""
         return self.cache.lengths
 
     def compute_cache_bytes(self, lengths: list[int], sources: list[int]) -> int:
@@ -306,20 +313,20 @@ class StockBlockModel(Component):
 
     @torch.inference_mode()
     def permute(self, rows: list[int]) -> None:
-        """Reorder the sequences: rows[b] becomes row b."""
+        """Replace sequence b by the former sequence rows[b]; rows may be repeated or left out."""
         if rows:
             self.cache.select(rows)
         else:
             self.cache = self._make_cache(0)
 
     def leave(self, rows: list[int]) -> None:
-        """Remove the sequences of these rows; later ones move up."""
+        """Remove the sequences of these rows; later sequences move up."""
         self.permute(list_remaining_rows(len(self.lengths), rows))
 
     @torch.inference_mode()
     def append_context(self, states: list[Tensor]) -> int:
-        """Append the target's states, one `[n, W]` per sequence, to the contexts. Returns the
-        number of forward passes."""
+        """Append the target's hidden states, one `[n, W]` for each sequence, to the contexts.
+        Returns the number of forward passes."""
         max_new = max(map(len, states), default=0)
         for at in range(0, max_new, PREFILL_CHUNK_TOKENS):
             parts = [x[at : at + PREFILL_CHUNK_TOKENS] for x in states]
@@ -332,8 +339,8 @@ class StockBlockModel(Component):
 
     @torch.inference_mode()
     def predict_block(self, anchors: list[int], counts: list[int]) -> tuple[Tensor, Tensor]:
-        """Return hidden states `[B, G, H]` and logits `[B, G, Vd]` of counts[b] draft tokens after
-        anchors[b], the last token of sequence b. The context does not change."""
+        """Return hidden states `[B, G, H]` and logits `[B, G, Vd]` for counts[b] draft tokens that
+        follow anchors[b], the last token of sequence b. The contexts do not change."""
         skip = int(not self.layout.sample_from_anchor)
         block = torch.full((len(anchors), max(counts) + skip), self.layout.mask_token_id)
         block[:, 0] = torch.tensor(anchors)
@@ -344,15 +351,17 @@ class StockBlockModel(Component):
     def condition_on_previous(
         self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Condition a draft token on the tokens `[B]` before it: see `apply_markov_head`."""
+        """Condition one draft token of each sequence on the token before it; see
+        `apply_markov_head`."""
         tokens = send(tokens, self.device)
         return apply_markov_head(
             self.markov_head, self.confidence_head, states, logits, tokens, memory
         )
 
     def _append(self, states: Tensor, positions: Tensor, counts: list[int]) -> None:
-        """Append counts[b] of `states`, `[sum(counts), W]`, to the context of sequence b. Keys and
-        values do not depend on other tokens, so they are computed before padding."""
+        """Append counts[b] of the hidden states `[sum(counts), W]` to the context of each sequence
+        b. Keys and values do not depend on other tokens, so they are computed before the padding is
+        added."""
         cache = self.cache
         made = self.network.make_context(states.to(self.network.fc.weight.dtype), positions)
         cache.prepare(max(counts))
@@ -364,8 +373,8 @@ class StockBlockModel(Component):
         cache.advance(counts)
 
     def _forward_block(self, embedded: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return hidden states and logits of embedded blocks `[B, n, H]`, with sizes[b] positions
-        in block b. The context does not change."""
+        """Return hidden states and logits for embedded blocks `[B, n, H]`, of which block b has
+        sizes[b] positions without padding. The contexts do not change."""
         cache, skip = self.cache, int(not self.layout.sample_from_anchor)
         cache.prepare(embedded.shape[1])
         slots = torch.arange(cache.end, device=self.device)

@@ -1,8 +1,8 @@
 """Builds block drafters from their configs and tensors: z-lab's DFlash, DeepSpec's DSpark, both
 also in speculators' layout, and transformers' assistants of Muse Glimmer.
 
-The caller opens the files. A config's ids of target layers mean the outputs of these layers; in
-speculators' layout they mean the inputs.
+The caller opens the files. The ids of target layers in a config refer to the outputs of these
+layers; in speculators' layout, to their inputs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LAYER_SETTINGS += (
 LAYER_SETTINGS += ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers")
 TENSOR_PREFIXES = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
 EMBEDDING_AND_HEAD = ("embed_tokens.weight", "lm_head.weight")
-# Tensors in the files that are not of the network
+# Tensors in the files that are not part of the network
 IGNORED_TENSORS = (
     *EMBEDDING_AND_HEAD,
     "d2t",
@@ -63,12 +63,13 @@ class BlockConfig:
     """A draft's parsed config.
 
     Attributes:
-        layout: The layout of blocks.
+        layout: The layout of a block.
         layers: The config of the layers.
-        markov_rank: Rank of the Markov head; 0: there is none.
+        markov_rank: The rank of the Markov head; 0: there is no such head.
         markov_head_type: "vanilla", "gated" or "rnn".
         has_confidence_head: True if there is a confidence head.
-        confidence_with_markov: True if its input includes the previous token's embedding.
+        confidence_with_markov: True if the confidence head's input includes the previous token's
+            Markov embedding.
     """
 
     layout: BlockLayout
@@ -80,13 +81,13 @@ class BlockConfig:
 
 
 def parse_block_config(config: dict[str, Any]) -> BlockConfig:
-    """Parse a config. Raises InputError for missing or invalid settings, and RefusedError for
-    unsupported ones."""
+    """Return a draft's parsed config. Raises InputError for missing or invalid settings,
+    RefusedError for unsupported ones."""
     speculators = config.get("speculators_model_type") in SPECULATORS_MODEL_TYPES
     deepspec = not speculators and any("DSpark" in x for x in config.get("architectures") or ())
     if deepspec and not set(config["architectures"]) <= set(DEEPSPEC_ARCHITECTURES):
         named = config["architectures"][0]
-        raise RefusedError(f"layers of {named} are not supported; give a draft of Qwen3's layers")
+        raise RefusedError(f"layers of {named} are not supported; give a draft with Qwen3's layers")
     own = {**config, **(config.get("dflash_config") or {})}
     ids = _require_setting(own, "aux_hidden_state_layer_ids" if speculators else "target_layer_ids")
     min_layer = 0 if speculators else -1  # -1: the embeddings
@@ -138,10 +139,10 @@ def _require_int(config: dict[str, Any], name: str, minimum: int) -> int:
 
 
 def _parse_layers_config(config: dict[str, Any]) -> Qwen3Config:
-    """Return the config of the layers. Muse Glimmer's layers equal Qwen3's."""
+    """Return the config of the draft's layers. Muse Glimmer's layers are the same as Qwen3's."""
     settings = {name: config[name] for name in LAYER_SETTINGS if config.get(name) is not None}
     angles = settings.get("rope_parameters") or {}
-    if "sliding_attention" in angles:  # speculators uses these in all layers
+    if "sliding_attention" in angles:  # speculators uses these settings in all layers
         settings["rope_parameters"] = angles["sliding_attention"]
     if config.get("model_type") == MUSE_MODEL_TYPE:
         settings["use_sliding_window"] = True
@@ -163,15 +164,15 @@ def build_blocks_draft(
         config: The draft's config.
         tensors: Its tensors, by name.
         hidden_size: The target's hidden size.
-        embedding, head: The target's embedding and output layer, with a `weight` each; the draft's
-            own replace them if it has any.
+        embedding, head: The target's embedding and output layer, modules with a `weight`. If the
+            draft has its own, these are used instead.
 
     Returns:
         The draft.
 
     Raises:
         InputError: A setting or tensor is missing, or does not fit the target.
-        RefusedError: The draft is of an unsupported kind.
+        RefusedError: The draft has unsupported settings or unknown tensors.
     """
     parsed = parse_block_config(config)
     layout, H = parsed.layout, parsed.layers.hidden_size
@@ -194,10 +195,11 @@ def build_blocks_draft(
 
 
 def _compute_output_ids(layout: BlockLayout, tensors: dict[str, Tensor], V: int) -> Tensor | None:
-    """Return the target's id of each output of the draft, `[Vd]`; None if they are the same. Raises
-    InputError if such an id or the mask token's is not in the target's vocabulary."""
+    """Return the target's id of each output of the draft, `[Vd]`; None if it is the output's index.
+    Raises InputError if such an id, or that of the mask token, is not in the target's
+    vocabulary."""
     ids = None
-    if "d2t" in tensors:  # the differences of target ids and output indices
+    if "d2t" in tensors:  # the differences between target ids and output indices
         ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"].long().cpu()
         if "lm_head.weight" not in tensors:
             raise InputError(
@@ -208,7 +210,7 @@ def _compute_output_ids(layout: BlockLayout, tensors: dict[str, Tensor], V: int)
     if not 0 <= layout.mask_token_id <= max_id < V:
         raise InputError(
             f"the draft has the mask_token_id {format_value(layout.mask_token_id)} and ids up to "
-            f"{format_value(max_id)}, the target {V} tokens; give a draft for this target"
+            f"{format_value(max_id)}, but the target has {V} tokens; give a draft for this target"
         )
     return ids
 
@@ -217,13 +219,13 @@ def require_fit(
     config: dict[str, Any], tensors: dict[str, Tensor], hidden: int, V: int, layers: int
 ) -> None:
     """Raise the errors of `build_blocks_draft` for a target with this hidden size, vocabulary size
-    and number of layers."""
+    and number of layers, without building the draft."""
     parsed = parse_block_config(config)
     tensors = {_rename_key(name): tensor for name, tensor in tensors.items()}
     if parsed.layers.hidden_size != hidden and EMBEDDING_AND_HEAD[0] not in tensors:
         raise InputError(
-            f"the draft's hidden size is {parsed.layers.hidden_size}, the target's embeddings have "
-            f"{hidden}; give a draft for this target"
+            f"the draft's hidden size is {parsed.layers.hidden_size}, but the target's embeddings "
+            f"have {hidden}; give a draft for this target"
         )
     if max(parsed.layout.taps) > layers:
         raise InputError(
@@ -234,20 +236,20 @@ def require_fit(
     for name, own in (("vocab_size", V), ("num_target_layers", layers)):
         if text.get(name, own) != own:
             raise InputError(
-                f"the draft is for a target of {name} {text[name]!r:.40}, this one has {own}; give "
-                "a draft for this target"
+                f"the draft is for a target with {name} {text[name]!r:.40}, but this target has "
+                f"{own}; give a draft for this target"
             )
     if not 0 < parsed.layers.num_hidden_layers <= len(tensors):
         raise InputError(
-            f"the draft has num_hidden_layers {parsed.layers.num_hidden_layers}, its files hold "
-            f"{len(tensors)} weights; give a config and weights of one draft"
+            f"the draft has num_hidden_layers {parsed.layers.num_hidden_layers}, but its files "
+            f"hold {len(tensors)} weights; give config and weights of the same draft"
         )
     ids = _compute_output_ids(parsed.layout, tensors, V)
     outputs = V if ids is None else len(ids)
     with torch.device("meta"):
         network = build_network(parsed, hidden, V, outputs)
     _load_tensors(network, tensors)
-    for name in network.state_dict():  # not when a draft is built, since it reads all weights
+    for name in network.state_dict():  # only here, since this loads all weights
         require_finite_floats("the draft", name, tensors[name])
 
 
@@ -255,7 +257,7 @@ def build_network(
     parsed: BlockConfig, hidden_size: int, vocab_size: int, outputs: int
 ) -> BlockNetwork:
     """Return the network of a config, with random weights, for a target with this hidden size and
-    vocabulary size. `outputs`: the draft's number of output tokens."""
+    vocabulary size. outputs: the number of output tokens of the draft."""
     H, width = parsed.layers.hidden_size, len(parsed.layout.taps) * hidden_size
     confidence = (
         ConfidenceHead(H, parsed.markov_rank * parsed.confidence_with_markov)
@@ -280,11 +282,12 @@ def _get_weight(module: Any) -> Tensor:
 def _choose_embedding_and_head(
     tensors: dict[str, Tensor], embedding: nn.Module, head: nn.Module
 ) -> tuple[nn.Module, nn.Module]:
-    """Return the draft's own embedding and output layer; the target's if it has none, or copies of
-    the target's."""
+    """Return the draft's own embedding and output layer. For each that it does not have, or that is
+    a copy of the target's, return the target's."""
     target_weight, ends = _get_weight(embedding), (embedding, head)
     own = [tensors.get(name) for name in EMBEDDING_AND_HEAD]
-    if own[0] is None and hasattr(embedding, "embed_norm"):  # drafts do not apply this norm
+    # drafts use the embeddings without this norm
+    if own[0] is None and hasattr(embedding, "embed_norm"):
         own[0] = target_weight
     first, last = (
         None if new is None or _is_same_weight(new, old) else new.to(target_weight)
@@ -322,16 +325,16 @@ def _build_markov_head(parsed: BlockConfig, V: int, outputs: int) -> MarkovHead 
 
 
 def _load_tensors(network: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Assign the tensors to the network, without a copy. Raises InputError for a missing tensor or
-    another shape, RefusedError for an unknown tensor."""
+    """Assign the tensors to the network, without copying them. Raises InputError for a missing
+    tensor or one of another shape, RefusedError for an unknown tensor."""
     places = network.state_dict()
     for name, place in places.items():
         if name not in tensors:
             raise InputError(f"the draft's files have no {name}; give a complete draft")
         if tensors[name].shape != place.shape:
             raise InputError(
-                f"the draft's {name} is {tuple(tensors[name].shape)}, its config and the target "
-                f"need {tuple(place.shape)}; give a draft for this target"
+                f"the draft's {name} is {tuple(tensors[name].shape)}, but its config and the "
+                f"target need {tuple(place.shape)}; give a draft for this target"
             )
     unknown = sorted(tensors.keys() - places.keys() - set(IGNORED_TENSORS))
     if unknown:

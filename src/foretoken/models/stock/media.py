@@ -1,10 +1,10 @@
-"""Images and audio for models that run by transformers' own code: the first forward pass of a
-prompt with media, as `generate` prepares it, the encoder's forward pass, and the check that a model
-is exact with them over a ragged cache.
+"""Images and audio for models that run transformers' own code: the first forward pass over a prompt
+with media, prepared as in `generate`; the encoder's forward pass; and a check that a model is exact
+with media over a ragged cache.
 
-The check runs on the first media of each kind against the model's own `generate`. It cannot run
-earlier: each family's processor has its own outputs, which cannot be made up unless all have one
-size.
+The check compares the model with its own `generate` on the first media of each kind. It cannot run
+earlier: each family's processor makes its own inputs, and valid ones cannot be made at random
+unless the encoder has a single input size.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from foretoken.models.stock.attention import make_twin
 from foretoken.models.stock.sizes import sketch_weights, takes_ids
 from foretoken.models.stock.taps import get_decoder_layers
 
-# The check compares the logits of the prompt's last token and of a block of the others after it
+# Tokens after the prompt: the check compares the logits at the prompt's last token, then at a block
+# of all these tokens but the last
 NUM_CHECKED_TOKENS = 4
-# Largest |delta logit| over the spread of the logits; half precisions round at every layer
+# Maximum |delta logit| relative to the spread of the logits; half precisions round at every layer
 MEDIA_TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4}
 HALF_PRECISION_TOLERANCE = 0.05
-NUM_RANDOM_STATES = 64
+NUM_RANDOM_STATES = 64  # different random hidden states
 ENDS_IN_MEDIA = "the prompt ends with a media token, and text has to follow"
 SMALL_INPUT_SIZE = 64  # audio frames, or pixels along a side
-# transformers' own preparation of an encoder-decoder, and its name before 5.23
+# transformers' method that runs the encoder in `generate`, and its name before 5.23
 PREPARE_ENCODER_METHOD = "_maybe_prepare_encoder_kwargs_for_generation"
 OLD_PREPARE_ENCODER_METHOD = "_prepare_encoder_decoder_kwargs_for_generation"
 UNUSED_TOKEN_ID = 2**30  # an end-of-sequence id outside every vocabulary
@@ -49,13 +50,14 @@ LANGUAGE_MODEL_FIELDS = ("language_model", "text_model", "text_decoder")
 
 @lru_cache
 def get_forward_parameters(model_class: type[PreTrainedModel]) -> frozenset[str]:
-    """Return the names of a forward's parameters."""
+    """Return the names of the parameters of a model's forward."""
     return frozenset(inspect.signature(model_class.forward).parameters)
 
 
 def get_language_model(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model that generates tokens: the model itself, or the language model within it if
-    its own `generate` only prepares the image and calls that one's (BLIP-2)."""
+    """Return the model that generates tokens: the model itself or, if its own `generate` only
+    prepares the image and calls the `generate` of a language model within it (BLIP-2), that
+    language model."""
     if model.main_input_name == "input_ids":
         return model
     parts: Any = (getattr(model, name, None) for name in LANGUAGE_MODEL_FIELDS)
@@ -66,8 +68,8 @@ def capture_generate_arguments(
     model: PreTrainedModel, prompt_ids: Tensor, inputs: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments with which a model's `generate` calls the `generate` of its language
-    model (`get_language_model`); `inputs` if both are the same. Raises RefusedError if the prompt
-    is changed on the way."""
+    model (`get_language_model`). If the model is its own language model, return `inputs`. Raises
+    RefusedError if the model changes the prompt."""
 
     def stop(**given: Any) -> None:
         raise ArgumentsCaptured(given)
@@ -93,8 +95,8 @@ def capture_generate_arguments(
 def prepare_first_forward(
     network: Any, prompt_ids: Tensor, inputs: dict[str, Tensor]
 ) -> dict[str, Any]:
-    """Return the forward's arguments for a prompt `[1, n]` with media, as `generate` makes
-    them."""
+    """Return the arguments of the forward, as `generate` makes them, for a prompt `[1, n]` with
+    media."""
     arguments: dict[str, Any] = {"use_cache": True, "attention_mask": None, **inputs}
     if "position_ids" in inputs:
         arguments["position_ids"] = extend_positions(inputs["position_ids"], prompt_ids.shape[1])
@@ -108,12 +110,12 @@ def prepare_first_forward(
 
 
 class ArgumentsCaptured(Exception):
-    """Raised in place of a call, with the call's arguments."""
+    """Raised instead of running a call, to pass on the call's arguments."""
 
 
 def capture_decoder_arguments(network: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with which a forward pass calls the network's decoder. The decoder does
-    not run."""
+    """Return the arguments with which a forward pass calls the model's decoder, without running the
+    decoder."""
 
     def stop(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         raise ArgumentsCaptured(given)
@@ -129,9 +131,9 @@ def capture_decoder_arguments(network: Any, inputs: dict[str, Any]) -> dict[str,
 
 
 def embed_in_chunks(network: Any, inputs: dict[str, Any], size: int) -> list[dict[str, Any]]:
-    """Split a forward pass into several over `size` tokens each, and return their arguments: the
-    embeddings of tokens and media, and their positions. Raises RefusedError if the decoder takes
-    more than these."""
+    """Split a forward pass into several over at most `size` tokens. Returns the arguments of each:
+    the embeddings of tokens and media, and their positions. Raises RefusedError if the decoder
+    takes more than these."""
     given = capture_decoder_arguments(network, inputs)
     embeds, positions = given["inputs_embeds"], given.get("position_ids")
     others = {n for n, x in given.items() if isinstance(x, Tensor)} - {
@@ -154,16 +156,17 @@ def embed_in_chunks(network: Any, inputs: dict[str, Any], size: int) -> list[dic
 
 
 def extend_positions(positions: Tensor, length: int) -> Tensor:
-    """Return position ids `[..., length]`: truncated, or continued from the last one."""
+    """Return position ids `[..., length]`: the given ones, truncated or continued by counting from
+    the last one."""
     more = torch.arange(1, max(0, length - positions.shape[-1]) + 1, device=positions.device)
     return torch.cat([positions, positions[..., -1:] + more], -1)[..., :length]
 
 
 def compute_position_shift(positions: Tensor | None, n: int) -> int:
-    """Return the difference of position id and index for the tokens after n others: an image may
-    take fewer positions than tokens.
+    """Return how much the position ids of tokens after a prompt of n tokens differ from their
+    indices: an image may take fewer positions than tokens.
 
-    positions: those of the n tokens, `[1, n]`, or `[axes, 1, n]` with several axes.
+    positions: the position ids of the prompt, `[1, n]`, or `[axes, 1, n]` with several axes.
     """
     if positions is None:
         return 0
@@ -171,13 +174,14 @@ def compute_position_shift(positions: Tensor | None, n: int) -> int:
 
 
 class EncoderOutput(MoEModelOutput):
-    """The output of an encoder, with all fields that any decoder reads: router outputs, a mask."""
+    """The output of an encoder, with all fields that any decoder uses, such as router outputs and a
+    mask."""
 
     attention_mask: Tensor | None = None
 
 
 def compute_encoder_key(model: PreTrainedModel) -> str:
-    """Return a string that identifies an encoder: the digest of its weights, its dtype, its
+    """Return a string that identifies an encoder by the digest of its weights, its dtype and its
     device."""
     return f"{hash_encoder_weights(model)} {str(model.dtype).removeprefix('torch.')} {model.device}"
 
@@ -191,11 +195,11 @@ def hash_encoder_weights(model: PreTrainedModel) -> str:
 def encode_media(
     network: Any, media: Media, key: str = "", outer_model: PreTrainedModel | None = None
 ) -> Any:
-    """Return the encoder's output for media, with hidden states `[1, S, H]` first, as `generate`
-    makes it. An output that `media` have stored for this encoder is returned as it is.
+    """Return the encoder's output for media as `generate` makes it, with hidden states `[1, S, H]`
+    first. If `media` hold the output of this encoder already, that is returned.
 
-    key: the encoder's `compute_encoder_key`; "": do not store the output. outer_model: the model
-    that prepares the encoder's input of the media, if it is another one.
+    key: The encoder's `compute_encoder_key`; "": neither use nor store an output in `media`.
+    outer_model: The model that prepares the encoder's input from the media, if it is not `network`.
     """
     inputs = media.fit_inputs(0, network.dtype, network.device)
     if ENCODER_OUTPUTS in inputs:
@@ -207,15 +211,15 @@ def encode_media(
         output = _run_encoder(network, inputs)
     if key:
         media.encoded[key] = output
-    # Cloned, since a decoder may add positions to them in place
+    # Cloned, since a decoder may add positions to the hidden states in place
     return type(output)(**{**output, "last_hidden_state": output.last_hidden_state.clone()})
 
 
 def encode_without_padding(
     network: Any, media: Media, key: str = "", outer_model: PreTrainedModel | None = None
 ) -> Tensor:
-    """Return the encoder's hidden states `[1, S, H]` for media, without those that the family's
-    own code masks in the decoder as padding. Arguments as `encode_media`."""
+    """Return the encoder's hidden states `[1, S, H]` for media, without those that the family's own
+    decoder masks as padding. Arguments as in `encode_media`."""
     output = encode_media(network, media, key, outer_model)
     mask = media.fit_inputs(0, network.dtype, network.device).get("attention_mask")
     if mask is None and getattr(output, "attention_mask", None) is None:
@@ -237,15 +241,15 @@ def _run_encoder(network: Any, inputs: dict[str, Tensor]) -> Any:
 
 
 class MediaObjections:
-    """Results of the media check of one model, one for each set of input names."""
+    """Results of the media check of one model, cached for each set of input names."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self._known: dict[frozenset[str], str | None] = {}
 
     def to(self, media: Media, fresh: Callable[[], Model]) -> str | None:
-        """Return why the model cannot take these media exactly; None if it can. The check runs on
-        the model that `fresh` makes, which has no sequences."""
+        """Return why the model cannot take these media exactly; None if it can. `fresh` makes the
+        Model without sequences on which the check runs."""
         if media.ids and media.ids[-1] in get_media_token_ids(self.model):
             return ENDS_IN_MEDIA
         names = frozenset(media.inputs)
@@ -258,7 +262,7 @@ class MediaObjections:
 
 
 def get_media_token_ids(model: PreTrainedModel) -> set[int]:
-    """Return the ids of placeholder tokens for images, audio and video in a prompt."""
+    """Return the ids of the tokens that stand for images, audio and video in a prompt."""
     settings = vars(model.config).items()
     return {
         id for name, id in settings if MEDIA_TOKEN_FIELD.fullmatch(name) and isinstance(id, int)
@@ -270,8 +274,9 @@ def find_media_objection(
 ) -> tuple[str | None, bool]:
     """Check a model on media.
 
-    Returns why `fresh`, a Model of `model` without sequences, is not exact with these media (None
-    if it is), and whether that holds for all media of their kind: False for invalid inputs.
+    Returns why `fresh`, a Model of `model` without sequences, is not exact with these media, or
+    None if it is. The second value is True if the result holds for all media with the same inputs;
+    it is False for invalid inputs.
     """
     network: Any = model
     try:
@@ -298,8 +303,8 @@ def find_media_objection(
 
 @torch.inference_mode()
 def measure_generate_deviation(model: PreTrainedModel, fresh: Model, media: Media) -> float:
-    """Return the largest |delta logit|, over the spread of the logits, between `fresh` and
-    transformers' `generate` for the tokens after a prompt with media.
+    """Return the largest |delta logit| between `fresh` and transformers' `generate`, for the tokens
+    after a prompt with media, relative to the spread of the logits.
 
     fresh: a Model of `model` without sequences.
     """
@@ -333,14 +338,14 @@ def run_generate(
 
     Args:
         network: The model.
-        prompt_ids: The prompt `[1, n]`; of an encoder-decoder, the decoder's.
-        inputs: Other arguments, such as the encoder's.
+        prompt_ids: The prompt `[1, n]`; for an encoder-decoder, the decoder's.
+        inputs: Other arguments of `generate`, such as the encoder's input.
         num_new_tokens: Number of tokens to generate.
-        use_own_generate: True for the family's own `generate`, which may require audio and cut it
-            into windows; False for that of GenerationMixin.
+        use_own_generate: True to call the family's own `generate`, which may require audio and cut
+            it into windows; False to call that of GenerationMixin.
 
     Returns:
-        Its output, with `sequences` and the `logits` of each new token.
+        The output of `generate`, with `sequences` and the `logits` of each new token.
     """
     settings = GenerationConfig(
         max_new_tokens=num_new_tokens, do_sample=False, pad_token_id=0, num_beams=1
@@ -355,9 +360,9 @@ def run_generate(
 
 @torch.inference_mode()
 def make_random_inputs(model: PreTrainedModel) -> dict[str, Tensor] | None:
-    """Return random inputs `[1, ...]` for a media encoder that accepts a single input size; None
-    for other encoders. Such an encoder always makes the same number of hidden states, and its
-    decoder takes no mask for fewer."""
+    """Return random inputs `[1, ...]` for a media encoder that accepts only one input size; None
+    for other encoders. Such an encoder always makes the same number of hidden states, so its
+    decoder needs no mask."""
     shape = _get_input_shape(model) if model.config.is_encoder_decoder else None
     if shape is None:
         return None
@@ -372,7 +377,8 @@ def make_random_inputs(model: PreTrainedModel) -> dict[str, Tensor] | None:
 
 
 def _get_input_shape(model: PreTrainedModel) -> list[int] | None:
-    """Return the shape of an image or audio input by the encoder's config; None if unknown."""
+    """Return the shape of an image or audio input according to the encoder's config; None if it is
+    unknown."""
     config: Any = getattr(model.config, "encoder", model.config)
     if model.main_input_name == "input_features" and hasattr(config, "num_mel_bins"):
         return [config.num_mel_bins, 2 * config.max_source_positions]  # two frames per state
@@ -383,20 +389,22 @@ def _get_input_shape(model: PreTrainedModel) -> list[int] | None:
 
 
 def make_encoder_input(model: PreTrainedModel, source: Tensor) -> dict[str, Any]:
-    """Return the forward's argument for a source `[1, m]`: its ids or, if the encoder takes no ids,
-    random hidden states selected by them, since each family has its own encoder inputs."""
+    """Return the argument of the forward for a source `[1, m]`: its ids or, if the encoder takes no
+    ids, random hidden states chosen by the ids. Each family has encoder inputs of its own, so these
+    cannot be made."""
     if takes_ids(model):
         return {"input_ids": source}
-    return {ENCODER_OUTPUTS: EncoderOutput(last_hidden_state=make_random_states(model, source))}  # pyright: ignore
+    # pyright: ignore
+    return {ENCODER_OUTPUTS: EncoderOutput(last_hidden_state=make_random_states(model, source))}
 
 
 def make_placeholder_states(model: PreTrainedModel, source: list[int]) -> Tensor:
-    """Return random hidden states in place of media, for timing: as many as the encoder always
-    makes, else one for each id."""
+    """Return random hidden states in place of media, for timing. If the encoder always makes the
+    same number of states, return that number; otherwise one for each id of `source`."""
     ids = torch.tensor([source], device=model.device)
     if inputs := make_random_inputs(model):
         encoder: Any = model.get_encoder()
-        with torch.device("meta"):  # only to count its states
+        with torch.device("meta"):  # only to count the encoder's hidden states
             (x,) = inputs.values()
             count = type(encoder)(encoder.config)(x.to("meta", torch.get_default_dtype()))[0].shape[
                 1
@@ -406,7 +414,8 @@ def make_placeholder_states(model: PreTrainedModel, source: list[int]) -> Tensor
 
 
 def make_random_states(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Return random hidden states `[1, m, H]` of the encoder's width, one for each id."""
+    """Return random hidden states `[1, m, H]` of the encoder's width, one for each id; equal ids
+    get equal states."""
     config: Any = model.config
     encoders = [getattr(config, name, None) for name in ("encoder", "encoder_config")]
     parts = [*encoders, config, config.get_text_config()]
@@ -417,7 +426,7 @@ def make_random_states(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def strip_decoder_layers(network: PreTrainedModel) -> Any:
-    """Return a twin of a network without its decoder layers."""
+    """Return a twin of a model whose decoder has no layers."""
     made = make_twin(network)
     layers: Any = get_decoder_layers(made)
     del layers[:]

@@ -1,5 +1,5 @@
 """Models that run transformers' own code over a ragged cache: decoder-only models, and
-encoder-decoders, whose encoder runs once for each sequence, when it joins.
+encoder-decoders, whose encoder runs once for each sequence, when the sequence joins.
 
 Blocks of different lengths are padded on the right and run as one batch. Only the positions whose
 logits are needed go through the output layer.
@@ -71,8 +71,9 @@ from foretoken.transfer import send
 
 
 class TorchModel(Model):
-    """A model that runs transformers' own code. `full_model` is the user's, `model` the language
-    model in it. A twin of `model` runs, without dropout; the user's model stays unmodified."""
+    """A model that runs transformers' own code. `full_model` is the user's model, and `model` the
+    language model in it (often the same). A twin of `model`, without dropout, runs the forward
+    passes; the user's model stays unmodified."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.full_model, self.model = model, get_language_model(model)
@@ -93,7 +94,7 @@ class TorchModel(Model):
 
 
 class StockModel(TorchModel):
-    """Runs all sequences in one forward pass, over one cache."""
+    """A model that runs all sequences in one forward pass, over one cache."""
 
     runtime = "transformers"
     capabilities = Capabilities(media=True, memory=True, hidden=True, taps=True)
@@ -115,11 +116,12 @@ class StockModel(TorchModel):
 
     @abstractmethod
     def prefill(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> Any:
-        """Return a new cache that holds `prompts`."""
+        """Return a new cache that holds `prompts`, and for an encoder-decoder their sources."""
 
     @abstractmethod
     def _make_inputs(self, ids: Tensor, cache: Any) -> dict[str, Any]:
-        """Return the forward's arguments for new tokens `ids` `[B, width]`, except the cache."""
+        """Return the arguments of the forward, except the cache, for new tokens `ids` `[B,
+        width]`."""
 
     @torch.inference_mode()
     def compute_cache_bytes(self, lengths: list[int], sources: list[int]) -> int:
@@ -131,8 +133,8 @@ class StockModel(TorchModel):
 
     @cached_property
     def _cache_bytes(self) -> tuple[int, int, int]:
-        """Return the bytes of one token, of one source token, and of a sequence's recurrent
-        states."""
+        """The bytes of one token's keys and values, of one source token's, and of one sequence's
+        recurrent states."""
         cache = self.prefill([[0]], [[0]] if self.encoder_decoder else None)
         ragged, cross = cache.decoder, cache.cross.slot_bytes if self.encoder_decoder else 0
         return ragged.slot_bytes, cross, ragged.state_bytes
@@ -167,11 +169,13 @@ class StockModel(TorchModel):
         sources: list[list[int]] | None,
         media: list[Media | None],
     ) -> Any:
-        """Return a new cache that holds `prompts`, prefilled one by one because of their media."""
+        """Return a new cache that holds `prompts`, prefilled one after the other because they have
+        media."""
         caches: list[Any] = []
         for b, (prompt, item) in enumerate(zip(prompts, media, strict=True)):
             source = None if sources is None else [sources[b]]
-            # A draft model that cannot take a sequence joins with an empty prompt, without media
+            # If a draft model cannot take a sequence, its prompt is empty; then it joins without
+            # media
             if item is None or (source is None and not prompt and len(item.ids) > 1):
                 caches.append(self.prefill([prompt], source))
             else:
@@ -229,8 +233,8 @@ class StockModel(TorchModel):
     def _forward(
         self, cache: Any, counts: list[int], needed: NeededPositions, inputs: dict[str, Any]
     ) -> Tensor:
-        """Run the twin over counts[b] new tokens of row b, and advance the cache. Returns the
-        twin's logits."""
+        """Run the twin over counts[b] new tokens of each sequence b and add them to the cache.
+        Returns the twin's logits."""
         ragged = cache.decoder
         tap_states: dict[int, Tensor] | None = {} if self.exposes_states else None
         arguments = (
@@ -262,7 +266,7 @@ class StockModel(TorchModel):
 
 class CausalModel(StockModel):
     """A decoder-only model over a ragged cache. Raises RefusedError if its sequences cannot be
-    rolled back one by one."""
+    rolled back independently of each other."""
 
     capabilities = replace(StockModel.capabilities, shared_kv=True)
 
@@ -299,8 +303,9 @@ class CausalModel(StockModel):
         """Return a cache that holds a prompt with media.
 
         The tokens of `media.ids` run in one forward pass, as in `generate`, since they may attend
-        to each other in both directions. If `prompt` is shorter, the rest is rolled back; if it is
-        longer, because a sequence joins again with its output, the further tokens are plain text.
+        to each other in both directions. If `prompt` is shorter, the tokens after it are rolled
+        back. If it is longer, because a sequence joins again together with its output, the tokens
+        after `media.ids` run as plain text.
         """
         ids = media.ids
         n, fresh = len(ids), make_ragged_cache(self.model, 1)
@@ -327,7 +332,7 @@ class CausalModel(StockModel):
         return fresh
 
     def _append_part(self, fresh: RaggedCache, inputs: dict[str, Any]) -> None:
-        """Append tokens to a cache of one sequence."""
+        """Run the tokens of `inputs` and append them to a cache of one sequence."""
         ids = inputs.get("input_ids")
         width = inputs["inputs_embeds"].shape[1] if ids is None else ids.shape[1]
         fresh.prepare(width, [width])
@@ -351,7 +356,7 @@ class CausalModel(StockModel):
 
 class Seq2SeqModel(StockModel):
     """An encoder-decoder over ragged caches. Raises RefusedError if its sequences cannot be rolled
-    back one by one."""
+    back independently of each other."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         admit(get_language_model(model))
@@ -402,9 +407,10 @@ class Seq2SeqModel(StockModel):
         return self._prefill_decoder(fresh, [prompt])
 
     def _prefill_decoder(self, fresh: CrossCache, prompts: list[list[int]]) -> CrossCache:
-        """Add `prompts` to a cache that has the encoder's states, and return it."""
-        # The first forward pass caches the encoder's keys and values, so it runs even without
-        # prompts: its token is then removed.
+        """Prefill `prompts` over a new cache that has the encoder's hidden states; return the
+        cache."""
+        # The first forward pass caches the encoder's keys and values, so it runs even if all
+        # prompts are empty, over one token that is then removed.
         for at in range(0, max(1, *map(len, prompts)), PREFILL_CHUNK_TOKENS):
             blocks = [p[at : at + PREFILL_CHUNK_TOKENS] or [0] * (at == 0) for p in prompts]
             self._run(fresh, blocks, [0] * len(prompts))
@@ -414,7 +420,7 @@ class Seq2SeqModel(StockModel):
         return fresh
 
     def _encode_sources(self, sources: list[list[int]], mask: Tensor | None) -> Tensor:
-        """Return the encoder's hidden states of every source, `[B, S, H]`."""
+        """Return the encoder's hidden states of all sources, `[B, S, H]`, padded on the right."""
         cached = [self._states_by_source.get(tuple(source)) for source in sources]
         present = [states for states in cached if states is not None]
         if len(present) == len(sources):
@@ -436,14 +442,15 @@ class Seq2SeqModel(StockModel):
             cache.decoder.encoder_mask, mask = mask, None
         return {
             "decoder_input_ids": ids,
-            ENCODER_OUTPUTS: EncoderOutput(last_hidden_state=self._get_encoder_states(cache)),  # pyright: ignore
+            # pyright: ignore
+            ENCODER_OUTPUTS: EncoderOutput(last_hidden_state=self._get_encoder_states(cache)),
             "attention_mask": mask,
             **(positions if self.takes_positions else {}),
         }
 
     def _get_encoder_states(self, cache: CrossCache) -> Tensor:
-        """Return the encoder's hidden states; zeros of their shape if their keys and values are
-        cached, since the decoder then uses the shape alone."""
+        """Return the encoder's hidden states. If their keys and values are cached, return zeros of
+        the same shape instead, since the decoder then uses only the shape."""
         if cache.states is not None:
             return cache.states
         shape = len(cache.cross.lengths), max(cache.cross.lengths), self._encoder_width

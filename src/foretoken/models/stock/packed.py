@@ -1,7 +1,8 @@
-"""Linear layers of a torch model on a CPU, packed once for matrix products with few rows.
+"""Packs the linear layers of a torch model on a CPU once, for matrix products with few rows.
 
-In oneDNN's layout, a forward pass over 8 tokens costs little more than one over a single token. The
-packed weight replaces the original, so only a model that foretoken loaded itself may be packed.
+In oneDNN's layout, a forward pass over 8 tokens takes little longer than one over a single token.
+The packed weight replaces the original weight, so only a model that foretoken has loaded itself may
+be packed.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from foretoken.errors import log_error_kind
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
-PACKING_ROWS = 8  # tokens of a verified block; the layout is the same for 1 to 512 rows
+PACKING_ROWS = 8  # rows to pack for: tokens of a block; the layout is the same for 1 to 512 rows
 MIN_PACKED_ELEMENTS = 2**19  # smaller weights fit a core's cache, and a oneDNN call costs 15 us
-# Largest packed copy of a head tied to the embeddings, as a fraction of the model's bytes
+# An output layer that is tied to the embeddings is packed if it is at most this fraction of the
+# model's bytes
 MAX_TIED_HEAD_FRACTION = 0.1
 MAX_LOGIT_DRIFT = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # relative to the logits' spread
 
@@ -30,21 +32,23 @@ LinearLayer = nn.Linear | Conv1D
 
 @dataclass(frozen=True, slots=True)
 class PackingResult:
-    """The number of packed linear layers of a model."""
+    """The number of linear layers of a model that were packed, and the reason why none were if it
+    is 0."""
 
     layers: int
-    reason: str | None  # why no layer is packed
+    reason: str | None
 
 
 @torch.no_grad()
 def pack(model: PreTrainedModel) -> PackingResult:
     """Pack the linear layers of `model` in place, one after the other.
 
-    Only the current weight is in memory twice, and permanently a head tied to the embeddings if it
-    is at most `MAX_TIED_HEAD_FRACTION` of the model; a larger tied head is not packed. The logits
-    of a trial token must be the same before and after, up to rounding; otherwise, or if the
-    family's code fails on packed weights, all layers are unpacked. Call it before the model gets a
-    backend, whose twin would hold the original layers. A packed model cannot be trained.
+    While a layer is packed, its weight is in memory twice. An output layer that is tied to the
+    embeddings stays in memory twice, so it is packed only if it is at most `MAX_TIED_HEAD_FRACTION`
+    of the model. The logits of a trial token must be the same before and after, up to rounding;
+    otherwise, or if the family's code fails with packed weights, all layers are unpacked again.
+    Call this before the model gets a backend, whose twin would hold the original layers. A packed
+    model cannot be trained.
     """
     reason = find_packing_objection(model)
     if reason is not None:
@@ -74,14 +78,14 @@ def pack(model: PreTrainedModel) -> PackingResult:
 
 
 class PackedLinear(nn.Module):
-    """A linear layer with a packed weight, without gradients. Only dtype and shape of `weight` can
-    be used (T5 uses the dtype)."""
+    """A linear layer with a packed weight, without gradients. Other code may use only the dtype and
+    shape of `weight` (T5 uses the dtype)."""
 
     weight: Tensor  # [out, in], in oneDNN's layout
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        self.transposed = isinstance(layer, Conv1D)  # holds its weight as [in, out]
+        self.transposed = isinstance(layer, Conv1D)  # its weight is [in, out]
         weight = layer.weight.t() if self.transposed else layer.weight
         self.out_features, self.in_features = weight.shape
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKING_ROWS)
@@ -92,7 +96,7 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
     def unpack(self) -> LinearLayer:
-        """Return the original layer, to the bit."""
+        """Return the original layer, with bit-identical weights."""
         weight = self.weight.to_dense()
         with torch.device("meta"):
             layer = (
@@ -121,8 +125,8 @@ def find_packing_objection(model: PreTrainedModel) -> str | None:
 
 
 def find_packable_layers(model: PreTrainedModel) -> list[list[str]]:
-    """Return all names of each layer to pack. Names, since references to the layers would hold the
-    original weights in memory."""
+    """Return, for each layer to pack, all names under which the model holds it. Returns names
+    because references to the layers would keep the original weights in memory."""
     uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     max_head_bytes = MAX_TIED_HEAD_FRACTION * sum(p.nbytes for p in model.parameters())
     head = model.get_output_embeddings()
@@ -136,8 +140,8 @@ def find_packable_layers(model: PreTrainedModel) -> list[list[str]]:
 
 
 def is_packable(layer: nn.Module) -> bool:
-    """Return whether this is a stock linear layer, large enough, with ordinary CPU weights and no
-    hooks."""
+    """Return whether this is an unmodified linear layer that is large enough, with ordinary CPU
+    weights and without hooks."""
     if type(layer) not in (nn.Linear, Conv1D) or layer._forward_hooks or layer._forward_pre_hooks:
         return False
     weight: Any = layer.weight
@@ -160,7 +164,7 @@ def replace_layer(model: PreTrainedModel, names: list[str], layer: nn.Module) ->
 
 @torch.no_grad()
 def compute_trial_logits(model: PreTrainedModel) -> Tensor:
-    """Return the logits after one token."""
+    """Return the logits after a single trial token."""
     one = torch.ones(1, 1, dtype=torch.long)
     ids = {"decoder_input_ids": one} if model.config.is_encoder_decoder else {}
     outputs = model(input_ids=one, attention_mask=one, use_cache=False, return_dict=True, **ids)

@@ -1,7 +1,8 @@
 """Builds drafters on hidden states from their weights: EAGLE-3 in speculators' layout and in the
-original one (also SpecForge's), and multi-token prediction layers among a target's own weights.
+original one (also SpecForge's), and multi-token prediction layers, which are among a target's own
+weights.
 
-Handles names and shapes of tensors; the caller opens the files.
+This module handles names and shapes of tensors; the caller opens the files.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork, T
 from foretoken.models.stock.taps import get_decoder_layers
 
 Tensors = dict[str, Tensor]
-TEMPLATE_VOCAB_SIZE = 8  # of a model that is built for its layers alone
+TEMPLATE_VOCAB_SIZE = 8  # of a model that is built only to take its layers
 SCALE_SUFFIX = "_scale"  # after the name of an 8-bit weight
-MAX_HEAD_ROWS = 2**15  # of an output layer; a larger one would take longer than the MTP layer
-# (prefix in the original layout and its variants, prefix in speculators')
+# of an MTP layer's output layer; a larger one would take longer than the layer
+MAX_HEAD_ROWS = 2**15
+# (prefix in the original layout or a variant, prefix in speculators' layout)
 ORIGINAL_EAGLE_PREFIXES = (("model.", ""), ("midlayer.", "layers.0."))
 # (prefix in a target's files, prefix in transformers' MtpLayer)
 MTP_PREFIXES = (
@@ -43,7 +45,8 @@ MTP_PREFIXES = (
 )
 MTP_LAYER_PREFIXES = ("enorm.", "hnorm.", "eh_proj.", "post_norm.", "mtp_block.")
 SHARED_PREFIXES = ("embed_tokens.", "shared_head.head.")  # copies of the target's weights
-MTP_LAYER_INDEX = re.compile(r"(?:model\.)?(?:mtp\.layers|mtp_layers)\.(\d+)\.")  # one of several
+# a layer of several
+MTP_LAYER_INDEX = re.compile(r"(?:model\.)?(?:mtp\.layers|mtp_layers)\.(\d+)\.")
 EXPERT_WEIGHT = re.compile(r"^(.*experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
 
 
@@ -51,9 +54,9 @@ class PairsDraft(NamedTuple):
     """A drafter on hidden states, as loaded from files."""
 
     network: PairsNetwork
-    taps: tuple[int, ...]  # of the target
-    other_taps: tuple[int, ...]  # another possible meaning of its config; (): there is none
-    ids: Tensor | None  # [Vd], the target's id of each output; None: the same index
+    taps: tuple[int, ...]  # the target's taps whose hidden states it takes
+    other_taps: tuple[int, ...]  # the taps by another reading of its config; (): none is possible
+    ids: Tensor | None  # [Vd], the target's id of each output; None: equal to its index
     embedding: Tensor | None  # its own embeddings; None: the target's
 
 
@@ -66,8 +69,12 @@ def build_eagle(
 ) -> PairsDraft:
     """Build EAGLE-3's network.
 
-    `target` may be on the meta device. `head` returns its output layer's weights, for drafts
-    without their own. Raises RefusedError if weights are missing or fit another target.
+    name: The draft's name, for error messages.
+    config, tensors: The draft's config and weights.
+    target: The target, which may be on the meta device.
+    head: Returns the target's output layer, `[V, H]`; called for drafts without their own.
+
+    Raises RefusedError if weights are missing or are for another target.
     """
     fields = config.get("transformer_layer_config") or config
     layers = _build_layer_config(name, fields)
@@ -79,8 +86,8 @@ def build_eagle(
     width = config.get("target_hidden_size") or text.hidden_size
     if fc.shape[0] != H or width != text.hidden_size or fc.shape[1] % width:
         raise RefusedError(
-            f"{name} takes hidden states of size {width} ({fc.shape[1]} for all taps), the "
-            f"target's have {text.hidden_size}; give a draft for this target"
+            f"{name} takes hidden states of size {width} ({fc.shape[1]} for all taps), but the "
+            f"target's have size {text.hidden_size}; give a draft for this target"
         )
     _require_vocab_size(name, fields, tensors, text.vocab_size)
     count = fc.shape[1] // width
@@ -94,10 +101,10 @@ def build_eagle(
     to_file_key = partial(_to_file_key, before=bool(config.get("norm_before_fc")))
     if not 0 < layers.num_hidden_layers <= len(tensors):
         raise RefusedError(
-            f"{name} has num_hidden_layers {layers.num_hidden_layers:g}, its files hold "
-            f"{len(tensors)} weights; give a config and weights of one draft"
+            f"{name} has num_hidden_layers {layers.num_hidden_layers:g}, but its files hold "
+            f"{len(tensors)} weights; give config and weights of the same draft"
         )
-    with torch.device("meta"):  # checked without memory, since the config may have any sizes
+    with torch.device("meta"):  # check shapes without allocating, as the config may be wrong
         shapes = build_eagle_network(layers, config, num_outputs, width, count).state_dict()
     _require_shapes(name, shapes, tensors, to_file_key)
     network = build_eagle_network(layers, config, num_outputs, width, count)
@@ -107,17 +114,18 @@ def build_eagle(
 
 
 def _require_vocab_size(name: str, fields: dict[str, Any], tensors: Tensors, V: int) -> None:
-    """Raise RefusedError if a draft is for a target with another vocabulary size."""
+    """Raise RefusedError if the draft is for a target with another vocabulary size than V."""
     for size in (fields.get("vocab_size", V), len(tensors.get("t2d", range(V)))):
         if size != V:
             raise RefusedError(
-                f"{name} is for a target of {size!r:.40} tokens, this one has {V}; give a draft "
-                "for this target"
+                f"{name} is for a target with a vocabulary of {size!r:.40}, but this one has {V}; "
+                "give a draft for this target"
             )
 
 
 def dequantize(tensors: Tensors) -> Tensors:
-    """Return the tensors with 8-bit weights dequantized, by one scale for each output."""
+    """Return the tensors without scales. A weight that has a scale for each output is multiplied by
+    it, in float32."""
     scales = {
         key[: -len(SCALE_SUFFIX)]: x for key, x in tensors.items() if key.endswith(SCALE_SUFFIX)
     }
@@ -139,7 +147,8 @@ def _build_layer_config(name: str, fields: dict[str, Any]) -> PreTrainedConfig:
 
 def _extend_context(network: PairsNetwork, text: PreTrainedConfig) -> None:
     """Set a draft's context length to its target's, unless its rotary factors depend on the
-    sequence length. Called after the network is built, so that the factors do not change."""
+    sequence length. Call this after building the network, whose rotary factors then stay the
+    same."""
     config: Any = network.config
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
@@ -151,23 +160,26 @@ def _extend_context(network: PairsNetwork, text: PreTrainedConfig) -> None:
 
 
 def require_verifier(name: str, config: dict[str, Any], target: PreTrainedModel) -> None:
-    """Raise RefusedError if a draft's config names another target architecture."""
+    """Raise RefusedError if a draft's config names the architecture of another target."""
     verifier = (config.get("speculators_config") or {}).get("verifier") or {}
     kinds = [kind for kind in verifier.get("architectures") or [] if kind]
     own = {*(target.config.architectures or []), type(target).__name__}
     if kinds and not own & set(kinds):
         named = verifier.get("name_or_path") or "another model"
         raise RefusedError(
-            f"{name} drafts for {named} ({kinds[0]}), the target is a {type(target).__name__}; "
-            "give a draft for this target"
+            f"{name} drafts for {named} ({kinds[0]}), but the target is a "
+            f"{type(target).__name__}; give a draft for this target"
         )
 
 
 def _parse_taps(
     name: str, config: dict[str, Any], count: int, layers: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the taps, and the other possible taps if the config is ambiguous: its layer ids may
-    mean the layers' inputs or their outputs, and the wrong ones only lower the acceptance."""
+    """Return the taps and, if the config is ambiguous, the other possible taps.
+
+    The config's layer ids may mean the inputs of layers or their outputs. Wrong taps do not cause
+    errors, but only lower the number of accepted tokens.
+    """
     own = config.get("eagle_config") or {}
     ids = config.get("eagle_aux_hidden_state_layer_ids")
     ids = ids or own.get("eagle_aux_hidden_state_layer_ids") or config.get("target_layer_ids")
@@ -182,11 +194,11 @@ def _parse_taps(
     ids = [i + layers + 1 if i < 0 else i for i in ids]  # negative ids count from the end
     if len(ids) != count or not 0 <= min(ids) <= max(ids) <= layers:
         raise RefusedError(
-            f"{name} takes hidden states of layers {ids}, with a projection of {count}, and the "
+            f"{name} takes hidden states of layers {ids} and has a projection for {count}, but the "
             f"target has {layers} layers; give a draft for this target"
         )
     inputs, outputs = tuple(ids), tuple(i + 1 for i in ids)
-    if config.get("draft_taps") == "inputs":  # set by foretoken's own training
+    if config.get("draft_taps") == "inputs":  # written by foretoken's own training
         return inputs, ()
     if "transformer_layer_config" in config or max(ids) == layers:
         return inputs, outputs if max(outputs) <= layers else ()
@@ -194,7 +206,7 @@ def _parse_taps(
 
 
 def get_default_taps(layers: int) -> tuple[int, ...]:
-    """Return the taps of an EAGLE-3 draft whose config lists none."""
+    """Return the taps of an EAGLE-3 draft whose config does not list them."""
     return min(2, layers), layers // 2, max(0, layers - 3)
 
 
@@ -205,8 +217,8 @@ def build_eagle_network(
     width: int,
     num_taps: int,
 ) -> PairsNetwork:
-    """Return EAGLE-3's network with random weights, for `num_outputs` tokens and hidden states of
-    size `width` at `num_taps` taps."""
+    """Return EAGLE-3's network with random weights. It has `num_outputs` output tokens and takes
+    hidden states of size `width` from `num_taps` taps."""
     model, H = _build_template_model(layers), layers.hidden_size
     decoder: Any = model.get_decoder()
     norm_of, eps = type(decoder.norm), layers.rms_norm_eps
@@ -229,7 +241,7 @@ def build_eagle_network(
 
 
 def _build_template_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """Return a model with a tiny vocabulary, for its layers."""
+    """Return a model with a tiny vocabulary, from which the layers are taken."""
     config = copy.deepcopy(config)
     config.vocab_size = TEMPLATE_VOCAB_SIZE
     config.pad_token_id = config.bos_token_id = config.eos_token_id = None
@@ -237,8 +249,8 @@ def _build_template_model(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _to_file_key(key: str, *, before: bool) -> str:
-    """Return the name in speculators' layout of a weight of the network. `before`: whether a single
-    norm precedes the projection of the taps, instead of one for each tap."""
+    """Return the name of a weight of the network in speculators' layout. before: True if a single
+    norm precedes the projection of the taps; False if each tap has its own norm."""
     patterns = [
         (r"^first\.", "layers.0."),
         (r"^more\.(\d+)\.", lambda m: f"layers.{int(m[1]) + 1}."),
@@ -270,8 +282,8 @@ def _get_tensor(name: str, tensors: Tensors, key: str) -> Tensor:
 def _load_weights(
     name: str, network: PairsNetwork, tensors: Tensors, to_file_key: Callable[[str], str]
 ) -> None:
-    """Copy tensors into the network's weights, whose names in the files `to_file_key` returns.
-    Raises RefusedError for missing weights, other shapes and non-finite values."""
+    """Copy tensors into the network's weights. to_file_key: returns a weight's name in the files.
+    Raises RefusedError for missing weights, wrong shapes and non-finite values."""
     own = network.state_dict()
     _require_shapes(name, own, tensors, to_file_key)
     for key, place in own.items():
@@ -288,14 +300,15 @@ def _require_shapes(
         x = _get_tensor(name, tensors, key)
         if x.shape != place.shape:
             raise RefusedError(
-                f"{name} holds {key} as {tuple(x.shape)}, its config needs {tuple(place.shape)}; "
-                "give a config and weights of one draft"
+                f"{name} holds {key} of shape {tuple(x.shape)}, but its config needs "
+                f"{tuple(place.shape)}; give config and weights of the same draft"
             )
 
 
 def require_finite_floats(name: str, key: str, x: Tensor) -> None:
-    """Raise RefusedError for a weight in another dtype or with non-finite values."""
-    if not x.is_floating_point() or x.itemsize == 1:  # float8 without its scales
+    """Raise RefusedError for a weight that is not float32, float16 or bfloat16, or that has
+    non-finite values."""
+    if not x.is_floating_point() or x.itemsize == 1:  # of one byte: float8 without scales
         raise RefusedError(
             f"{name} holds {key} in {str(x.dtype).removeprefix('torch.')}; give weights in "
             "float32, float16 or bfloat16"
@@ -305,48 +318,49 @@ def require_finite_floats(name: str, key: str, x: Tensor) -> None:
 
 
 def _get_embedding(name: str, tensors: Tensors, H: int, text: PreTrainedConfig) -> Tensor | None:
-    """Return the draft's own embeddings of all of the target's tokens; None if it has none."""
+    """Return the draft's own embeddings, for all of the target's tokens; None if it uses the
+    target's."""
     key, V = "embed_tokens.weight", text.vocab_size
     own = tensors.get(key)
     width = text.hidden_size if own is None else own.shape[1]
     if width != H:
         whose = "the target's" if own is None else "its own"
         raise RefusedError(
-            f"{name} takes embeddings of size {H}, {whose} have {width}; give a complete draft"
+            f"{name} takes embeddings of size {H}, but {whose} have {width}; give a complete draft"
         )
     if own is None:
         return None
     if len(own) < V:
         raise RefusedError(
-            f"{name} has embeddings of {len(own)} tokens, the target has {V}; give a draft for "
-            "this target"
+            f"{name} has embeddings of {len(own)} tokens, but the target has {V}; give a "
+            "draft for this target"
         )
     require_finite_floats(name, key, own)
     return own
 
 
 def _compute_output_ids(name: str, tensors: Tensors, V: int) -> Tensor | None:
-    """Return the target's id of each output of the draft, `[Vd]`; None if they are the same. The
-    file's d2t holds their differences."""
+    """Return the target's id of each output of the draft, `[Vd]`; None if it is the output's index.
+    The files' d2t has the differences between the ids and the indices."""
     d2t = tensors.get("d2t")
     num_outputs = len(tensors.get("lm_head.weight", range(V) if d2t is None else d2t))
     if d2t is None:
         if num_outputs != V:
             raise RefusedError(
-                f"{name} has {num_outputs} outputs for a target of {V} tokens, and no d2t with "
+                f"{name} has {num_outputs} outputs for a target of {V} tokens, but no d2t with "
                 "their token ids; give a complete draft"
             )
         return None
     if d2t.shape != (num_outputs,):
         raise RefusedError(
-            f"{name} holds d2t as {tuple(d2t.shape)} for {num_outputs} outputs; give a complete "
-            "draft"
+            f"{name} holds a d2t of shape {tuple(d2t.shape)} for {num_outputs} outputs; give a "
+            "complete draft"
         )
     ids = torch.arange(num_outputs) + d2t.long()
     if int(ids.max()) >= V or int(ids.min()) < 0:
         raise RefusedError(
-            f"{name} proposes ids from {int(ids.min())} to {int(ids.max())}, the target has {V} "
-            "tokens; give a draft for this target"
+            f"{name} proposes ids from {int(ids.min())} to {int(ids.max())}, but the target has "
+            f"{V} tokens; give a draft for this target"
         )
     if len(ids.unique()) < num_outputs:
         raise RefusedError(f"{name} has two outputs for one token in d2t; give another draft")
@@ -355,25 +369,25 @@ def _compute_output_ids(name: str, tensors: Tensors, V: int) -> Tensor | None:
 
 
 def require_consistent_ids(name: str, ids: Tensor, t2d: Tensor | None) -> None:
-    """Raise RefusedError if the target's ids of a draft's outputs differ from those in its file's
-    mask of the target's tokens, t2d, if any."""
+    """Raise RefusedError if `ids`, the target's id of each output from the file's d2t, differ from
+    the ids in the file's t2d, a mask of the target's tokens. t2d None: nothing is checked."""
     named = ids if t2d is None else t2d.cpu().nonzero().flatten()
     problem = f"{name} holds a d2t that contradicts its t2d"
     if len(named) != len(ids):
         raise RefusedError(
-            f"{problem}: d2t has {len(ids)} tokens, t2d {len(named)}; give a complete draft"
+            f"{problem}: d2t has {len(ids)} tokens, but t2d {len(named)}; give a complete draft"
         )
     if len(wrong := (named != ids).nonzero()):
         i = int(wrong[0])
         raise RefusedError(
-            f"{problem}: output {i} is token {int(ids[i])} by d2t and token {int(named[i])} by "
+            f"{problem}: output {i} is token {int(ids[i])} by d2t, but token {int(named[i])} by "
             "t2d; give a complete draft"
         )
 
 
 def map_mtp_names(keys: Iterable[str], layers: int) -> dict[str, str]:
-    """Return the names in transformers' MtpLayer of a target's weights for multi-token prediction,
-    by their names in the target's files. `layers`: the target's number of layers."""
+    """Return the names in transformers' MtpLayer of the target's weights for multi-token
+    prediction, by their names in the target's files. layers: the target's number of layers."""
     where = re.compile(
         rf"(?:model\.)?(?:language_model\.)?(?:mtp|mtp_layers\.0|layers\.{layers})\.(.+)"
     )
@@ -387,10 +401,14 @@ def map_mtp_names(keys: Iterable[str], layers: int) -> dict[str, str]:
 
 
 def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor) -> PairsDraft:
-    """Build the target's single layer for multi-token prediction.
+    """Build the drafter from the target's single layer for multi-token prediction.
 
-    `target` may be on the meta device; `head`: its output layer's weights `[V, H]`. Raises
-    RefusedError if the target has no such layer, or several.
+    name: The target's name, for error messages.
+    tensors: The target's weights, or those of the layer alone.
+    target: The target, which may be on the meta device.
+    head: The weights of the target's output layer, `[V, H]`.
+
+    Raises RefusedError if the target has no such layer, or several.
     """
     text = target.config.get_text_config(decoder=True)
     count = getattr(text, "num_mtp_layers", None) or getattr(text, "mtp_num_hidden_layers", None)
@@ -404,7 +422,7 @@ def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor
     count = max(count or 1, 1 + max(more, default=0))
     if count > 1:
         raise RefusedError(
-            f"{name} has {count} layers for multi-token prediction, and only a single one is "
+            f"{name} has {count} layers for multi-token prediction, but only a single layer is "
             "supported; give another draft than 'mtp'"
         )
     config = _build_mtp_config(text)
@@ -430,7 +448,7 @@ def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor
 
 
 def _build_mtp_config(text: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the target's config for a single layer with full attention."""
+    """Return a copy of the target's config for a single layer with full attention."""
     config = copy.deepcopy(text)
     config.num_hidden_layers = 1
     for name in ("layer_types", "mlp_layer_types"):
@@ -444,8 +462,8 @@ def _build_mtp_config(text: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _fuse_experts(tensors: Tensors) -> Tensors:
-    """Return the tensors with separate experts fused into one array per projection, as in
-    transformers."""
+    """Return the tensors with the weights of separate experts fused into one tensor for each
+    projection, as transformers has them."""
     experts: dict[str, dict[tuple[int, str], Tensor]] = {}
     fused: Tensors = {}
     for key, x in tensors.items():

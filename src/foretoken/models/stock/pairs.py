@@ -1,9 +1,9 @@
-"""Drafters on hidden states: small decoders whose input is a sequence of pairs, the target's hidden
-state at a token and the embedding of the next token.
+"""Drafters on hidden states: small decoders whose input at each position is a pair, the target's
+hidden state at a token and the embedding of the next token.
 
 These are EAGLE-3 (arXiv 2503.01840) and multi-token prediction layers (MTP, arXiv 2412.19437).
 Attention, norms and experts are transformers' own modules. After the first draft token, the
-decoder's own hidden state at the last pair takes the place of the target's.
+drafter's own hidden state takes the place of the target's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from foretoken.models.stock.model import CausalModel, StockModel
 
 
 class TapProjection(nn.Module):
-    """Projects the hidden states at several taps to one state, after norms if there are any."""
+    """Projects the hidden states at several taps of the target to one hidden state. If there are
+    norms, they are applied first."""
 
     def __init__(self, fc: nn.Linear, norms: nn.ModuleList) -> None:
         super().__init__()
@@ -39,10 +40,11 @@ class TapProjection(nn.Module):
 
 
 class EagleLayer(nn.Module):
-    """EAGLE-3's first layer, whose attention takes the concatenated embedding and hidden state.
+    """EAGLE-3's first layer. Its attention takes the concatenation of embedding and hidden state.
 
-    layer: a layer of the draft's family, whose modules are used; norm_before_residual: whether the
-    residual is the hidden state after its norm.
+    layer: A layer of the draft model's family, whose modules are used.
+    width, hidden: The sizes of an embedding and of a hidden state.
+    norm_before_residual: True if the residual is the hidden state after its norm.
     """
 
     def __init__(self, layer: Any, width: int, hidden: int, *, norm_before_residual: bool) -> None:
@@ -66,7 +68,8 @@ class EagleLayer(nn.Module):
 
 
 class NormedHead(nn.Module):
-    """A norm and an output layer. The hidden states before the norm are the next step's input."""
+    """A norm followed by an output layer. Its input, the hidden states before the norm, is also the
+    hidden states of the next draft step."""
 
     def __init__(self, norm: nn.Module, linear: nn.Linear) -> None:
         super().__init__()
@@ -77,12 +80,14 @@ class NormedHead(nn.Module):
 
 
 class PairsNetwork(PreTrainedModel):
-    """A decoder whose `inputs_embeds` are embeddings of size `width`, each with a hidden state
-    appended.
+    """A decoder whose `inputs_embeds` are embeddings of size `width`, each followed by a hidden
+    state.
 
-    first: its first layer, which takes both (EagleLayer, or transformers' MtpLayer); more: further
-    layers of the family; head: the output layer, whose input is the next step's hidden state; join:
-    the projection of the target's taps; norm: a norm before `head`.
+    first: The first layer, which takes both (EagleLayer, or transformers' MtpLayer).
+    more: Further layers of the draft model's family.
+    head: The output layer. Its input is also the hidden states of the next draft step.
+    join: The projection of the target's hidden states at the taps; None: there is only one tap.
+    norm: A norm before `head`; None: there is none.
     """
 
     main_input_name = "inputs_embeds"
@@ -110,11 +115,11 @@ class PairsNetwork(PreTrainedModel):
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
-        return True  # transformers would search this file for the experts' code
+        return True  # otherwise transformers would search this file for experts
 
     @property
     def input_width(self) -> int:
-        """Size of an input: an embedding and a hidden state."""
+        """The size of an input: of an embedding and a hidden state together."""
         return self.width + self.config.get_text_config().hidden_size
 
     def get_output_embeddings(self) -> nn.Module:
@@ -139,8 +144,8 @@ class PairsNetwork(PreTrainedModel):
     def run_layers(
         self, embedded: Tensor, states: Tensor, layer_kwargs: dict[str, dict[str, Any]]
     ) -> Tensor:
-        """Return the hidden states for the output layer. `layer_kwargs`: the further arguments of
-        layers, by layer type."""
+        """Return the hidden states for the output layer. layer_kwargs: by layer type, the arguments
+        of a layer in addition to its inputs."""
         for kind, layer in zip(self.layer_types, [self.first, *self.more], strict=True):
             inputs = (embedded, states) if layer is self.first else (states,)
             states = layer(*inputs, **layer_kwargs[kind])
@@ -149,8 +154,8 @@ class PairsNetwork(PreTrainedModel):
     def _make_layer_kwargs(
         self, layer_type: str, states: Tensor, positions: Tensor, cache: Any
     ) -> dict[str, Any]:
-        """Return the further arguments of layers of one type: mask, positions, cache, rotary
-        embeddings."""
+        """Return the arguments for layers of one type in addition to their inputs: mask, positions,
+        cache and rotary embeddings."""
         mask: Any = LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING[layer_type]
         mask = mask(
             config=self.config,
@@ -167,8 +172,8 @@ class PairsNetwork(PreTrainedModel):
 
 
 class StockPairModel(CausalModel, HiddenStateDraftModel):
-    """A drafter on hidden states, on torch. `set_next_pairs` sets the pairs of the next `score`,
-    whose blocks hold their tokens."""
+    """A drafter on hidden states that runs on torch. Before each `score`, `set_next_pairs` sets the
+    pairs for the tokens of its blocks."""
 
     def __init__(self, network: PairsNetwork) -> None:
         StockModel.__init__(self, network)
@@ -184,8 +189,8 @@ class StockPairModel(CausalModel, HiddenStateDraftModel):
         return states if join is None else join(states.to(self.model.dtype))
 
     def set_next_pairs(self, pairs: Tensor, counts: list[int]) -> None:
-        """Set the pairs of the next `score`, `[sum(counts), width + H]`, the first counts[0] for
-        row 0."""
+        """Set the pairs of the next `score`, `[sum(counts), width + H]`; the first counts[0] belong
+        to sequence 0."""
         self._pairs = list(pairs.to(self.model.dtype).split(counts))
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
@@ -197,7 +202,7 @@ class StockPairModel(CausalModel, HiddenStateDraftModel):
     ) -> RaggedCache:
         width = cast(PairsNetwork, self.model).input_width
         self._pairs = [torch.zeros(len(p), width, dtype=self.model.dtype) for p in prompts]
-        return super().prefill(prompts)  # prompts are empty, or have zero pairs for measurements
+        return super().prefill(prompts)  # prompts are empty; for measurements, the pairs are zeros
 
     def _make_inputs(self, ids: Tensor, cache: RaggedCache) -> dict[str, Any]:
         pairs = pad_sequence(self._pairs, batch_first=True)

@@ -1,7 +1,8 @@
-"""Modules of a twin that use each sequence's own positions if the family's code would count from
-the longest sequence of the batch; and the context of the current forward pass, which holds them.
+"""Modules of a twin that use each sequence's own positions, in place of a family's modules that
+would count from the longest sequence of the batch; and the context of the current forward pass,
+from which they get the positions.
 
-Replaced are a decoder's position embeddings, a causal table (GPT-Neo), and a scale that grows with
+They replace a decoder's position embeddings, a causal table (GPT-Neo), and a scale that grows with
 the position (Llama 4). Families that count positions in other ways fail the self-check.
 """
 
@@ -20,18 +21,20 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 
 class HeadHook(Protocol):
-    """Decides which positions enter the output layer."""
+    """Decides which positions enter the output layer: `enter` returns the layer's arguments reduced
+    to these, or None for no change."""
 
     def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None: ...
 
 
 class ForwardContext(NamedTuple):
     """The context of the current forward pass. A Ctrl-C may leave it set, which is harmless: only
-    twins of `RaggedTwin` use it, and each of their forward passes sets its own."""
+    the twins of `RaggedTwin` use it, and each of their forward passes sets its own."""
 
-    cache: Any  # RaggedCache, or an export's; None for an encoder's forward pass
+    cache: Any  # a RaggedCache, or the cache of an export; None: an encoder runs
     needed: HeadHook | None
-    tap_states: dict[int, Tensor] | None = None  # receives hidden states by tap; None: record none
+    # receives hidden states by tap; None: none are recorded
+    tap_states: dict[int, Tensor] | None = None
 
 
 POSITION_IDS_METHOD = "create_position_ids_from_input_ids"
@@ -49,7 +52,7 @@ def takes_positions(model: PreTrainedModel) -> bool:
 
 def counts_own_positions(model: PreTrainedModel) -> bool:
     """Return whether the model's own code counts positions from the padding id even in `generate`,
-    which then passes no position ids."""
+    which in that case passes no position ids."""
     network: Any = model
     if not any(hasattr(part, POSITION_IDS_METHOD) for part in model.modules()):
         return False
@@ -78,22 +81,22 @@ def install_row_positions(model: PreTrainedModel) -> None:
 
 
 def counts_from_padding(table: Any) -> bool:
-    """Return whether this is an embedding of positions counted from the padding id (M2M100)."""
+    """Return whether `table` is a position embedding that counts from the padding id (M2M100)."""
     counted = hasattr(table, POSITION_IDS_METHOD)
     return counted and isinstance(getattr(table, "weights", None), Tensor)
 
 
 def is_causal_table(x: Tensor) -> bool:
-    """Return whether this is a boolean causal mask `[1, 1, N, N]`."""
+    """Return whether x is a boolean causal mask `[1, 1, N, N]`."""
     return x.dtype == torch.bool and x.ndim == 4 and x.shape[2] == x.shape[3]
 
 
 class RowPositionEmbedding(nn.Module):
-    """Position embeddings at each sequence's own positions, in place of a decoder's table. Padding
-    beyond the table's end gets its last entry.
+    """Position embeddings at each sequence's own positions, in place of a decoder's `table`.
+    Padding positions beyond the end of the table get its last entry.
 
-    If positions are counted from the padding id, the first is padding id + 1, and a padding token
-    at any position gets the padding's embedding, as in `generate` token by token.
+    If the table counts from the padding id, the first position is padding id + 1, and a padding
+    token gets the embedding of padding at any position, as if `generate` ran token by token.
     """
 
     def __init__(self, table: Any) -> None:
@@ -118,8 +121,8 @@ class RowPositionEmbedding(nn.Module):
 
 
 class RowCausalTable:
-    """A causal mask `[1, 1, N, N]` that is sliced at each sequence's own positions if a family's
-    code slices it at the longest sequence's."""
+    """A causal mask `[1, 1, N, N]` that returns each sequence's own part when a family's code
+    slices it by the positions of the longest sequence."""
 
     def __init__(self, table: Tensor) -> None:
         self.table = table
@@ -134,8 +137,8 @@ class RowCausalTable:
 
 
 class RowQueryScale(nn.Module):
-    """Query projection of a layer without rotary embeddings, scaled by each sequence's own
-    positions; Llama 4 scales by the longest sequence's."""
+    """The query projection of a layer without rotary embeddings, scaled by each sequence's own
+    positions. Llama 4's code scales by the positions of the longest sequence instead."""
 
     def __init__(self, queries: nn.Module, floor: float, scale: float) -> None:
         super().__init__()

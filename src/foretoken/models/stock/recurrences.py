@@ -1,8 +1,9 @@
 """Recurrences of hybrid families over the ragged cache.
 
-A family's mixer computes a convolution and a recurrence by functions of known names and parameters.
-In a twin, these names refer to the functions below, which load and store each sequence's state; the
-rest is the family's code. A mixer that calls other functions is not supported.
+A family's mixer (Mamba, delta nets) calls functions of known names and parameters for its
+convolution and its recurrence. In a twin, these names refer to the functions below, which load and
+store each sequence's state; the rest is the family's own code. A mixer that calls other functions
+is not supported.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gated delta rule, with a decay for each head (Gated DeltaNet) or channel (Kimi).
-    `query` is `[B, W, heads, Dk]`; several heads of values may share one of its heads."""
+    """Compute the gated delta rule, with one decay for each head (Gated DeltaNet) or for each
+    channel (Kimi). `query` is `[B, W, heads, Dk]`; several value heads may share one query head."""
     q, k, v = (_upcast(x).transpose(1, 2) for x in (query, key, value))
     if use_qk_l2norm_in_kernel:
         q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
@@ -58,8 +59,8 @@ def mamba2(
     dt_limit: Limits = (0.0, float("inf")),
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Compute Mamba2's recurrence. `hidden_states` is `[B, W, heads, P]`, B and C are
-    `[B, W, groups, N]`."""
+    """Compute Mamba2's recurrence. `hidden_states` is `[B, W, heads, P]`; B and C are `[B, W,
+    groups, N]`."""
     x, dt = _upcast(hidden_states), _upcast(dt)
     dt = dt if dt_bias is None else dt + _upcast(dt_bias)
     dt = (F.softplus(dt) if dt_softplus else dt).clamp(*dt_limit)
@@ -84,8 +85,8 @@ def mamba(
     return_last_state: bool = True,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Compute Mamba's selective scan. `hidden_states`, dt and the gate z are `[B, C, W]`, B and C
-    `[B, N, W]`. Some families call it once per head."""
+    """Compute Mamba's selective scan. `hidden_states`, dt and the gate z are `[B, C, W]`; B and C
+    are `[B, N, W]`. Some families call it once for each head."""
     x, dt, k, q = (_upcast(y).transpose(1, 2) for y in (hidden_states, dt, B, C))
     dt = dt if delta_bias is None else dt + _upcast(delta_bias)
     dt = F.softplus(dt) if delta_softplus else dt
@@ -102,8 +103,8 @@ def convolution(
     activation: str | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Compute a causal convolution of each channel, of inputs `[B, C, W]` that include the
-    taps - 1 inputs before the block. `weight` is `[C, taps]`."""
+    """Compute a causal convolution of each channel. The inputs `[B, C, taps - 1 + W]` begin with
+    the taps - 1 inputs before the block; `weight` is `[C, taps]`."""
     x = hidden_states.to(weight.dtype)
     out = F.conv1d(x, weight[:, None], bias, groups=len(weight))
     out = out if activation is None else ACT2FN[activation](out)
@@ -130,7 +131,7 @@ def _run_recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | N
 
 def install_row_recurrences(model: PreTrainedModel) -> None:
     """Make the mixers of a twin run their recurrences over the ragged cache. Raises RefusedError
-    for a mixer whose forward was replaced: it would start each block from an empty state."""
+    for a mixer whose forward was replaced, since it would start each block from an empty state."""
     for part in model.modules():
         if (own := _make_row_forward(type(part))) is not None:
             if "forward" in vars(part):
@@ -143,7 +144,8 @@ def install_row_recurrences(model: PreTrainedModel) -> None:
 
 @lru_cache
 def _make_row_forward(kind: type[nn.Module]) -> FunctionType | None:
-    """Return a mixer's forward with our functions in place of its own; None for other modules."""
+    """Return the forward of a mixer class, with our recurrence functions in place of its own; None
+    for other modules."""
     forward: Any = inspect.unwrap(kind.forward)
     code = getattr(forward, "__code__", None)
     replacements: dict[str, Any] = {

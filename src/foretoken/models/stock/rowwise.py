@@ -2,9 +2,9 @@
 keys and values, recurrent states, or none.
 
 Forward passes are prepared as `generate` prepares them, so that each family uses its own code,
-attention and positions. A rollback crops a cache of keys and values that grow by one per token.
-Any other cache is replaced by a copy from before the block, and the accepted tokens after that
-point are recomputed with the next block.
+attention and positions. If the cache consists of keys and values that grow by one per token, a
+rollback crops it. Any other cache is replaced by a copy from before the block; the accepted tokens
+after that point are recomputed together with the next block.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from foretoken.models.stock.media import (
 from foretoken.models.stock.model import TorchModel
 from foretoken.models.stock.selfcheck import CheckedBackend, run_reference
 
-# Names of caches in a model's output, and of the forward's parameters for them
+# The name of the cache in a model's output, and of the forward's parameter for it
 CACHE_ARGUMENTS = {name: name for name in ("past_key_values", "cache_params", "state", "cache")}
 CACHE_ARGUMENTS |= {"past_buckets_states": "past_key_values", "mems": "past_key_values"}
-MAX_SNAPSHOTS = 20  # copies of a cache; a draft model may roll back all forward passes of a step
+MAX_SNAPSHOTS = 20  # copies of a cache: a draft model may roll back all forward passes of a step
 CROPPABLE_LAYERS = {"DynamicLayer", "DummyLayer"}  # layers that can be cropped to any length
-CacheKwargs = dict[str, Any]  # caches by the forward's parameter name; {}: no cache
+CacheKwargs = dict[str, Any]  # caches by the name of the forward's parameter; {}: no cache
 
 
 @dataclass(slots=True)
 class RowwiseSequence:
-    """A sequence: its tokens, the cache of the first `num_cached` of them, and earlier copies of
-    that cache."""
+    """A sequence: its tokens, the cache of its first `num_cached` tokens, and earlier copies of
+    this cache."""
 
     token_ids: list[int]
     source: dict[str, Any]  # the encoder's output, by the forward's parameter name
@@ -60,9 +60,9 @@ class RowwiseSequence:
     caches: CacheKwargs = field(default_factory=CacheKwargs)
     # `num_cached` and a copy of `caches` before each block since the last rollback
     snapshots: list[tuple[int, CacheKwargs]] = field(default_factory=list[tuple[int, CacheKwargs]])
-    # The source or media as arguments of every forward pass
+    # The source or media, as arguments for each forward pass
     generate_kwargs: CacheKwargs = field(default_factory=CacheKwargs)
-    positions: Tensor | None = None  # of a prompt with media
+    positions: Tensor | None = None  # position ids of a prompt with media
 
     def fork(self) -> RowwiseSequence:
         """Return a copy of the sequence with its own cache."""
@@ -72,15 +72,16 @@ class RowwiseSequence:
         )
 
     def save_snapshot(self) -> None:
-        """Store a copy of a cache that cannot be cropped, before a block is appended to it."""
+        """Store a copy of the cache before a block is appended, if the cache cannot be cropped."""
         if self.caches and not is_croppable(self.caches):
             if not self.snapshots or self.snapshots[-1][0] != self.num_cached:
                 self.snapshots.append((self.num_cached, copy_cache(self.caches)))
                 del self.snapshots[:-MAX_SNAPSHOTS]
 
     def roll_back(self, length: int) -> None:
-        """Roll back to `length` tokens. If no snapshot has that length, return to the last shorter
-        one; the next block recomputes the tokens after it."""
+        """Roll back to `length` tokens. If the cache cannot be cropped, it is replaced by the
+        latest snapshot of at most that length, and the next block recomputes the tokens after the
+        snapshot."""
         del self.token_ids[length:]
         if self.num_cached > length and is_croppable(self.caches):
             crop(self.caches, self.num_cached - length)
@@ -93,8 +94,8 @@ class RowwiseSequence:
 
 
 class RowwiseModel(TorchModel):
-    """Runs a twin of `model`, a transformers model that generates tokens from ids, in evaluation
-    mode, one sequence per forward pass."""
+    """A transformers model that generates tokens from ids, run one sequence per forward pass. A
+    twin of `model` in evaluation mode runs."""
 
     runtime = "transformers, row by row"
     capabilities = Capabilities(media=True)
@@ -176,7 +177,8 @@ class RowwiseModel(TorchModel):
         self, seq: RowwiseSequence, block: list[int], need: int
     ) -> list[tuple[int, Tensor]]:
         """Append a block to a sequence. Returns the logits of the block's last `need` tokens in
-        parts, each with its offset among them."""
+        parts: for each part, the index of its first token among these `need` tokens, and its
+        logits."""
         seq.token_ids += block
         first, at = len(seq.token_ids) - need, seq.num_cached
         parts: list[tuple[int, Tensor]] = []
@@ -194,8 +196,8 @@ class RowwiseModel(TorchModel):
         """Return the lengths at which the forward passes over a sequence's uncached tokens end.
         Logits are needed from position `first` on.
 
-        A long part before the draft tokens gets its own forward pass, and so a snapshot after it:
-        otherwise each rejection would recompute that part too.
+        A long part before the draft tokens gets its own forward pass, after which a snapshot is
+        saved. Otherwise each rejection of draft tokens would recompute that part too.
         """
         at, length = seq.num_cached, len(seq.token_ids)
         need = length - first
@@ -203,8 +205,8 @@ class RowwiseModel(TorchModel):
         return [first, length] if split else [length]
 
     def _forward(self, seq: RowwiseSequence, end: int, num_logits: int) -> Tensor:
-        """Run a sequence's uncached tokens before `end`. Returns the logits `[num_logits, V]` of
-        the last tokens."""
+        """Run a sequence's uncached tokens up to length `end`. Returns the logits `[num_logits, V]`
+        of the last of them."""
         caches = seq.caches or make_empty_cache(self.model)
         token_ids = torch.tensor([seq.token_ids[:end]], device=self.device)
         given = self._make_generate_kwargs(seq, token_ids)
@@ -226,7 +228,7 @@ class RowwiseModel(TorchModel):
         return output.logits[0, -num_logits:]
 
     def _make_generate_kwargs(self, seq: RowwiseSequence, token_ids: Tensor) -> CacheKwargs:
-        """Return a sequence's source or media as `generate` passes them to
+        """Return a sequence's source or media in the form in which `generate` passes them to
         `prepare_inputs_for_generation`."""
         if seq.source and not seq.num_cached:
             # Copied, since some families add to the encoder's hidden states in place
@@ -240,8 +242,8 @@ class RowwiseModel(TorchModel):
 def prepare_forward(
     network: Any, token_ids: Tensor, num_cached: int, caches: dict[str, Any], num_logits: int
 ) -> dict[str, Any]:
-    """Return the forward's arguments as `generate` makes them, for tokens `[1, n]` of which
-    `num_cached` are cached, and logits of the last `num_logits`."""
+    """Return the arguments of the forward as `generate` makes them, for tokens `[1, n]` of which
+    the first `num_cached` are cached, with logits for the last `num_logits`."""
     accepted = get_forward_parameters(type(network))
     arguments: dict[str, Any] = {"use_cache": True, "attention_mask": None, **caches}
     if "logits_to_keep" in accepted:
@@ -257,7 +259,8 @@ def prepare_forward(
 
 
 def make_empty_cache(model: PreTrainedModel) -> CacheKwargs:
-    """Return the empty cache with which `generate` starts; {} for families that make their own."""
+    """Return the empty cache with which `generate` starts, as an argument of the forward; {} for
+    families that make their own cache."""
     network: Any = model
     given = CacheKwargs()
     settings, mode = GenerationConfig(), GenerationMode.GREEDY_SEARCH
@@ -268,8 +271,8 @@ def make_empty_cache(model: PreTrainedModel) -> CacheKwargs:
 
 
 def is_croppable(caches: CacheKwargs) -> bool:
-    """Return whether the caches hold keys and values alone, equally many in all layers (layers
-    that attend to an image have another number)."""
+    """Return whether the caches hold only keys and values, with the same number of entries in all
+    layers. Layers that attend to an image have another number."""
     parts: list[Any] = [getattr(cache, "self_attention_cache", cache) for cache in caches.values()]
     for part in parts:
         if type(part) is not DynamicCache:
@@ -289,8 +292,8 @@ def _count_slots(keys: Tensor) -> int:
 
 
 def crop(caches: CacheKwargs, tokens: int) -> None:
-    """Remove the last `tokens` entries in place. Counts from the end, since a cache may have more
-    entries than the sequence has tokens."""
+    """Remove the last `tokens` entries of caches in place. This counts from the end, since a cache
+    may have more entries than the sequence has tokens."""
     for cache in caches.values():
         for layer in getattr(cache, "self_attention_cache", cache).layers:
             if getattr(layer, "is_initialized", False):
@@ -299,8 +302,8 @@ def crop(caches: CacheKwargs, tokens: int) -> None:
 
 
 def copy_cache(caches: CacheKwargs) -> CacheKwargs:
-    """Return a copy of caches. Keys and values of DynamicLayers are shared: a forward pass makes
-    new tensors of them instead of changing them in place."""
+    """Return a copy of caches. Keys and values of a DynamicLayer are not copied, since a forward
+    pass makes new tensors of them instead of changing them in place."""
     same: dict[int, Any] = {}
     for cache in caches.values():
         for part in _list_caches(cache):
@@ -314,12 +317,13 @@ def copy_cache(caches: CacheKwargs) -> CacheKwargs:
 def forward_as_generate(
     model: PreTrainedModel, token_ids: Tensor, source: Tensor | None, need: int
 ) -> Tensor:
-    """Return the logits `[need, V]` of a prompt's last tokens, each from a forward pass that is
-    prepared as in `generate` over the tokens up to it: a `ReferenceForward` of the self-check.
+    """Return the logits `[need, V]` of the last tokens of a prompt. Each comes from a forward pass
+    over the tokens up to it, prepared as in `generate`. This is a `ReferenceForward` of the
+    self-check.
 
     token_ids: `[1, n]`.
     """
-    if source is not None:  # for a decoder with an encoder, the preparation changes nothing
+    if source is not None:  # for an encoder-decoder, the preparation changes nothing
         return run_reference(model, token_ids, source, need)
     network: Any = model
     ends = range(token_ids.shape[1] - need + 1, token_ids.shape[1] + 1)
@@ -337,14 +341,14 @@ def _list_caches(cache: Any) -> list[Any]:
 
 
 def admit(model: PreTrainedModel) -> None:
-    """Raise RefusedError for a model that does not generate tokens from ids."""
+    """Raise RefusedError for a model that cannot generate tokens from ids."""
     reason = find_generation_objection(model)
     if reason:
         name = f"{model.config.model_type} ({type(model).__name__})"
         raise RefusedError(f"{name} cannot be run exactly: {reason}; {ALTERNATIVES_HINT}")
 
 
-# `attach` finds this hint in an error to leave such a model as it is
+# If an error contains this hint, `attach` leaves the model unchanged
 SINGLE_TOKEN_HINT = (
     "it scores at most one token per forward pass, so speculative decoding saves nothing"
 )

@@ -1,8 +1,10 @@
-"""The self-check: tests that a model family is exact over our cache before a model is used.
+"""The self-check: before a model is used, tests that its family's code is exact over foretoken's
+cache.
 
 A small random copy of the model (same class and structure, few layers, windows of 8 tokens) runs
-ragged blocks, rollbacks, joins and leaves. Every logit is compared with a full forward pass of the
-stock model over that sequence alone. It tests the family's code, not the model's weights.
+ragged blocks, rollbacks, joins and leaves. All logits are compared with those of a full forward
+pass of the stock model over each sequence alone. This tests the family's code, not the model's
+weights.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ LOGIT_TOLERANCE = 1e-4  # relative to the spread of the logits, in float32
 
 
 class ReferenceForward(Protocol):
-    """Computes the stock model's logits `[need, V]` of the last tokens of a sequence `[1, n]`,
-    alone and without a cache; `source` `[1, m]` is for the encoder."""
+    """Computes the stock model's logits `[need, V]` for the last `need` tokens of one sequence `[1,
+    n]`, without a cache. `source` `[1, m]` is the encoder's input, for encoder-decoders."""
 
     def __call__(
         self, model: PreTrainedModel, token_ids: Tensor, source: Tensor | None, need: int
@@ -56,7 +58,8 @@ class ReferenceForward(Protocol):
 def run_reference(
     model: PreTrainedModel, token_ids: Tensor, source: Tensor | None, need: int
 ) -> Tensor:
-    """Return the logits of one forward pass of the stock model: a `ReferenceForward`."""
+    """Return the stock model's logits from one forward pass over the sequence; a
+    `ReferenceForward`."""
     ids: Any = {"input_ids": token_ids}
     if source is not None:
         ids = {**make_encoder_input(model, source), "decoder_input_ids": token_ids}
@@ -65,15 +68,26 @@ def run_reference(
 
 @dataclass(frozen=True, slots=True)
 class CheckedBackend:
-    """A backend that the self-check tests, with parts of its error messages."""
+    """A backend that the self-check tests.
+
+    Attributes:
+        name: Names the backend in error messages.
+        build: Returns the backend's Model of a transformers model.
+        switches_rope: True if it runs sequences beyond the rope switch length.
+        remedy: The end of the error message for a family that fails; "" if another backend is then
+            tried.
+        admit: Raises RefusedError for a model that the backend cannot run.
+        reference: Computes the logits that the backend's must equal.
+        cost_note: The backend's disadvantage compared with others, in words for the user.
+    """
 
     name: str
     build: Callable[[PreTrainedModel], Model]
-    switches_rope: bool = False  # whether it runs sequences beyond the rope switch length
-    remedy: str = ""  # the end of the error for a family that fails; "": another backend is next
-    admit: Callable[[PreTrainedModel], None] = cache.admit  # raises RefusedError
-    reference: ReferenceForward = run_reference  # its logits have to equal these
-    cost_note: str = ""  # its disadvantage to other backends, for the user
+    switches_rope: bool = False
+    remedy: str = ""
+    admit: Callable[[PreTrainedModel], None] = cache.admit
+    reference: ReferenceForward = run_reference
+    cost_note: str = ""
 
 
 def build_torch_model(model: PreTrainedModel) -> Model:
@@ -91,8 +105,8 @@ TORCH_BACKEND = CheckedBackend(
 
 
 class UnfinishedCheckError(RefusedError):
-    """A self-check that stopped at an error in the family's code or for lack of memory. The result
-    is not saved, since the next check may succeed."""
+    """A self-check stopped at an error in the family's code, or for lack of memory. The result is
+    not saved, since the next check may succeed."""
 
 
 class SmallCopyError(UnfinishedCheckError):
@@ -106,15 +120,16 @@ class CheckResult:
     name: str  # the model's class
     delta: float  # largest |delta logit| over the spread of the logits
     seconds: float
-    from_cache: bool  # loaded from an earlier check
-    on_full_model: bool = False  # checked on the model itself, as no small copy can be built
+    from_cache: bool  # True if it is the saved result of an earlier check
+    on_full_model: bool = False  # True if the model itself was checked, since no copy can be built
 
 
 def check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> CheckResult:
-    """Run the self-check, without saved results, and return its result.
+    """Run the self-check, without using saved results, and return its result.
 
-    If no small copy can be built, the model itself is checked, provided that its weights are loaded
-    in float32. Raises RefusedError if the family is not exact.
+    If no small copy can be built, the model itself is checked; for this its weights must be loaded
+    in float32. Raises RefusedError, with the reason, if the family is not exact or cannot be
+    checked.
     """
     backend.admit(model)
     start, name = time.perf_counter(), f"{model.config.model_type} ({type(model).__name__})"
@@ -170,11 +185,11 @@ def measure_deviation(
     runner: Model | None = None,
     reference: ReferenceForward = run_reference,
 ) -> float:
-    """Return the largest |delta logit|, over the spread of the logits, between ragged batches and
-    full forward passes of the stock model over each sequence alone.
+    """Return the largest |delta logit| between ragged batches and full forward passes of the stock
+    model over each sequence alone, relative to the spread of the logits.
 
-    `runner` runs the batches; None: a torch model. Sequences join, grow by ragged blocks, are
-    rolled back, permuted and removed, beyond windows of `COPY_WINDOW` tokens and the cache's
+    `runner` runs the batches; None: a Model on torch. Sequences join, grow by ragged blocks, are
+    rolled back, permuted and removed, beyond windows of `COPY_WINDOW` tokens and beyond the cache's
     initial capacity.
     """
     seqs = CheckedSequences(model.eval(), random.Random(0), runner, reference)
@@ -196,20 +211,21 @@ def measure_deviation(
 
 
 def measure_media_deviation(model: PreTrainedModel, runner: Model) -> float:
-    """Return the largest |delta logit| to the stock model's `generate` on random encoder inputs; 0
-    for families whose inputs cannot be made up, whose check runs on a user's first media."""
+    """Return the largest |delta logit| between `runner` and the stock model's `generate` on random
+    encoder inputs. Returns 0 for families for which no random inputs can be made; these are checked
+    on a user's first media."""
     if not runner.capabilities.media or not (inputs := make_random_inputs(model)):
         return 0.0
-    runner.permute([])  # remove all sequences
+    runner.permute([])  # removes all sequences
     return media.measure_generate_deviation(model, runner, Media([], inputs))
 
 
 def measure_contradiction(
     model: PreTrainedModel, reference: ReferenceForward = run_reference
 ) -> float:
-    """Return the largest |delta logit| over their spread between `generate`, with its cache, and
-    full forward passes over its output, beyond windows of `COPY_WINDOW` tokens and across the rope
-    switch length."""
+    """Return the largest |delta logit| between the stock model's `generate`, with its cache, and
+    its full forward passes over the same tokens, relative to the spread of the logits. The tokens
+    go beyond windows of `COPY_WINDOW` tokens and across the rope switch length."""
     if model.config.is_encoder_decoder:  # its decoder starts from one token
         return _measure_contradiction_from(model, 1, 3 * COPY_WINDOW, reference)
     switch = get_rope_switch_length(model)
@@ -221,7 +237,7 @@ def measure_contradiction(
 def _measure_contradiction_from(
     model: PreTrainedModel, prompt_length: int, num_new_tokens: int, reference: ReferenceForward
 ) -> float:
-    """Return the same for `num_new_tokens` tokens after a random prompt."""
+    """Return `measure_contradiction` for `num_new_tokens` tokens after one random prompt."""
     dice = random.Random(1)
     ids = [[dice.randrange(2, COPY_VOCAB_SIZE) for _ in range(prompt_length)]]
     prompt_ids, source, given = torch.tensor(ids, device=model.device), None, dict[str, Any]()
@@ -232,7 +248,8 @@ def _measure_contradiction_from(
         model, prompt_ids, given, num_new_tokens, use_own_generate=ENCODER_OUTPUTS not in given
     )
     worst, spread = 0.0, 1e-9
-    for i, cached in enumerate(made.logits):  # one forward each: rope may depend on the length
+    # one forward for each token, since rope may depend on the length
+    for i, cached in enumerate(made.logits):
         full = reference(model, made.sequences[:, : prompt_length + i], source, 1)[0]
         worst = max(worst, float((cached[0] - full).abs().max().nan_to_num(float("inf"))))
         spread = max(spread, float(full.max() - full.min()))
@@ -253,7 +270,7 @@ class CheckedSequences:
         self.model, self.rng, self.reference = model, rng, reference
         self.runner = runner or build_torch_model(model)
         self.num_ids = min(self.runner.vocab_size, COPY_VOCAB_SIZE)
-        # Hidden states of each source; 0: any number
+        # Length of each source in hidden states; 0: any length
         self.source_length = 10 if make_random_inputs(model) else 0
         self.seqs: list[list[int]] = []
         self.sources: list[list[int]] = []
@@ -273,8 +290,9 @@ class CheckedSequences:
         self.seqs, self.sources = self.seqs + seqs, self.sources + sources
 
     def prepare_sources(self, sources: list[list[int]]) -> list[list[int]] | None:
-        """Return the sources for the runner. If its encoder takes no ids, set hidden states as its
-        joining media instead."""
+        """Return the sources for the runner; None for a decoder-only model. If the encoder takes no
+        ids, set random hidden states as the runner's joining media instead, and return empty
+        sources."""
         if not self.runner.encoder_decoder or takes_ids(self.model):
             return sources if self.runner.encoder_decoder else None
         tensors = [torch.tensor([s], device=self.model.device) for s in sources]
@@ -284,8 +302,9 @@ class CheckedSequences:
         return [[] for _ in sources]
 
     def score(self, width: int) -> None:
-        """Score a block of up to `width` tokens for each sequence, then roll back up to
-        `width`."""
+        """Score a random block of up to `width` tokens for each sequence, compare the logits with
+        the stock model's, then roll each sequence back by a random number of at most `width`
+        tokens."""
         blocks = [self.draw_tokens(self.rng.randint(width // 2, width)) for _ in self.seqs]
         need = [self.rng.randint(min(1, len(b)), len(b)) for b in blocks]
         self.rejoin_long(blocks)
@@ -302,7 +321,8 @@ class CheckedSequences:
         return self.runner.context is not None and length > self.runner.context
 
     def rejoin_long(self, blocks: list[list[int]]) -> None:
-        """Let sequences join again if these blocks take them across the rope switch length."""
+        """Let each sequence leave and join again whose block takes it across the rope switch
+        length."""
         if self.runner.max_context == self.runner.context:
             return
         ends = [len(seq) + len(block) for seq, block in zip(self.seqs, blocks, strict=True)]
@@ -322,7 +342,7 @@ class CheckedSequences:
 
     @torch.inference_mode()
     def compute_reference(self, b: int, n: int) -> Tensor:
-        """Return the stock model's logits `[n, V]` of the last tokens of sequence b."""
+        """Return the stock model's logits `[n, V]` for the last n tokens of sequence b."""
         token_ids = torch.tensor([self.seqs[b]], device=self.model.device)
         source = None
         if self.runner.encoder_decoder:
@@ -342,8 +362,8 @@ class CheckedSequences:
 
 
 def choose_rope_switch(model: PreTrainedModel, backend: CheckedBackend) -> int:
-    """Return the length beyond which a small copy uses the long rotary factors: within the check
-    if this backend supports the switch, else beyond it."""
+    """Return the length beyond which a small copy shall use the long rotary factors. If the backend
+    supports the switch, the check's sequences cross this length; otherwise they do not reach it."""
     return (
         2 * COPY_WINDOW
         if backend.switches_rope and get_rope_switch_length(model) is not None

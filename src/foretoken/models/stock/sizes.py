@@ -1,5 +1,5 @@
-"""Sizes of a transformers network from its config and layers: context lengths and vocabulary sizes;
-and a sketch of its weights. The network does not run."""
+"""Sizes of a transformers model from its config and layers, such as context lengths and vocabulary
+sizes, and a sketch of its weights. The model does not run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ CONTEXT_LENGTH_FIELDS = ("max_position_embeddings", "max_seq_len", "max_target_p
 
 
 def get_max_positions(config: PreTrainedConfig) -> int | None:
-    """Return the number of positions in an encoder's or decoder's config; None: no limit. Raises
-    InputError for fewer than one."""
+    """Return the number of positions in the config of an encoder or decoder; None: no limit. Raises
+    InputError if the config sets a number below 1."""
     for name in CONTEXT_LENGTH_FIELDS:
         limit = getattr(config, name, None)
         if isinstance(limit, int) and limit < 1:
             if isinstance(getattr(type(config), name, None), property):
-                continue  # the family's own constant for no limit (XLNet), not from a file
+                continue  # the class's own constant for no limit (XLNet), not a user's value
             raise InputError(
                 f"{name} is {format_value(limit)} in the model's config; give an integer of 1 or "
                 "more"
@@ -40,7 +40,8 @@ def get_context_limit(config: PreTrainedConfig) -> int | None:
 
     Rotary frequencies that change with the longest sequence of a batch (dynamic, longrope) would
     make sequences depend on each other and on their cached prefixes. The limit is therefore the
-    length at which they change; only models with a `get_rope_switch_length` go beyond it.
+    length at which the frequencies change. Only models for which `get_rope_switch_length` is not
+    None run longer sequences.
     """
     limit = get_max_positions(config)
     if limit is None:
@@ -54,9 +55,9 @@ def get_context_limit(config: PreTrainedConfig) -> int | None:
 
 def get_rope_switch_length(model: PreTrainedModel) -> int | None:
     """Return the length N beyond which a model's `generate` recomputes a sequence with the long
-    rotary factors; None for other models.
+    rotary factors; None if it does not.
 
-    Families whose `generate` instead leaves cached tokens with the short factors return None:
+    It is also None for families whose `generate` leaves cached tokens with the short factors, since
     their output beyond N tokens depends on the prompt length.
     """
     config = model.config.get_text_config(decoder=True)
@@ -70,8 +71,9 @@ def get_rope_switch_length(model: PreTrainedModel) -> int | None:
 def _reencodes_long_sequences(model: PreTrainedModel) -> bool:
     """Return whether `generate` recomputes a sequence when its rotary factors change.
 
-    The model's `prepare_inputs_for_generation` then drops the cache and takes all tokens.
-    Phi-4-multimodal's only drops the cache: its `generate` continues from the last token alone.
+    In that case the model's `prepare_inputs_for_generation` drops the cache and takes all tokens.
+    Phi-4-multimodal's drops the cache but does not take all tokens, so its `generate` continues
+    from the last token alone.
     """
     prepares = getattr(type(model), "prepare_inputs_for_generation", None)
     code = getattr(inspect.unwrap(prepares) if prepares else None, "__code__", None)
@@ -93,15 +95,15 @@ def get_encoder_limit(model: PreTrainedModel) -> int | None:
 
 
 def takes_ids(model: PreTrainedModel) -> bool:
-    """Return whether a model, or its encoder, needs no input but token ids. False for models that
-    need an image, boxes of words on a page (UDOP), or audio (a merged adapter)."""
+    """Return whether a model, or its encoder, needs token ids only. False for models that need an
+    image, boxes of words on a page (UDOP), or audio (a model with a merged adapter)."""
     needs_more = model.config.model_type == "udop" or getattr(model.config, "adapter_merged", False)
     return model.main_input_name == "input_ids" and not needs_more
 
 
 def get_encoder_vocab_size(model: PreTrainedModel) -> int:
-    """Return the encoder's vocabulary size, which may differ from the decoder's; the decoder's if
-    the encoder takes no ids."""
+    """Return the encoder's vocabulary size, which may differ from the decoder's. If the encoder
+    takes no ids, return the decoder's."""
     if not takes_ids(model):
         return get_output_vocab_size(model)
     encoder: Any = model.get_encoder()
@@ -123,8 +125,8 @@ def get_output_vocab_size(model: PreTrainedModel) -> int:
 
 
 def find_last_kv_layers(config: PreTrainedConfig) -> dict[str, int]:
-    """Return the last layer of each attention kind that has its own KV cache: the model's last
-    layers may share that of earlier ones."""
+    """Return, for each attention kind, the last layer that has its own KV cache; the model's last
+    layers may use the KV cache of earlier ones instead."""
     kinds: list[str] = getattr(config, "layer_types", None) or []
     keeping = len(kinds) - (getattr(config, "num_kv_shared_layers", None) or 0)
     return {kind: j for j, kind in enumerate(kinds[:keeping])}
@@ -138,20 +140,22 @@ def make_empty_logits(model: PreTrainedModel, rows: int) -> Tensor:
 
 
 SAMPLES_PER_WEIGHT = 16  # values of every weight, evenly spaced
-SKETCH_TOLERANCE = 2**-7  # relative: one model in float32, bfloat16 and float16 differs by less
+# relative; float32, bfloat16 and float16 versions of one model differ by less
+SKETCH_TOLERANCE = 2**-7
 
 
 @torch.no_grad()
 def sketch_weights(model: PreTrainedModel) -> Tensor:
-    """Return sampled values of all weights in module order, `[N]`, float32 on the CPU. They
-    distinguish models and do not depend on the precision."""
+    """Return a few values of every weight, in module order, `[N]`, in float32 on the CPU. They
+    identify a model whatever precision its weights are loaded in (`is_same_model`)."""
     parts = (x.unpack() if isinstance(x, PackedLinear) else x for x in model.modules())
     weights = (weight for part in parts for weight in part.parameters(recurse=False))
     return torch.cat([_sample(weight) for weight in weights]).cpu()
 
 
 def is_same_model(a: Tensor, b: Tensor) -> bool:
-    """Return whether two sketches are of the same weights, up to their precision."""
+    """Return whether two sketches (`sketch_weights`) come from the same weights, except for
+    rounding to another precision."""
     return a.shape == b.shape and torch.allclose(a, b, rtol=SKETCH_TOLERANCE, atol=1e-6)
 
 

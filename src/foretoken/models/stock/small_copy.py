@@ -1,5 +1,6 @@
-"""Small random copies of a model: the same class and structure with few layers, small sizes and
-windows of `COPY_WINDOW` tokens. The config is shrunk as far as the family's own code allows."""
+"""Small random copies of a model, for the self-check: the same class and structure with few layers,
+small sizes and windows of `COPY_WINDOW` tokens. The config is shrunk as far as the family's own
+code allows."""
 
 from __future__ import annotations
 
@@ -20,24 +21,26 @@ from foretoken.models.stock.sizes import CONTEXT_LENGTH_FIELDS, get_context_limi
 
 COPY_VOCAB_SIZE = 64
 COPY_WINDOW = 8
-COPY_HEAD_DIM, MAX_COPY_HEADS = 16, 2  # head dim, and maximum number of key heads
-OWN_HEAD_DIM = -1  # the head dim of the original config
+COPY_HEAD_DIM, MAX_COPY_HEADS = 16, 2  # of a copy: head dim, and maximum number of key heads
+OWN_HEAD_DIM = -1  # stands for the head dim of the original config
 COPY_STATE_SIZE = 128  # hidden size of a model without attention
-# Fields with lengths: windows, chunks, the floor of Llama 4's position scale, expert capacity
+# Config fields that are lengths in tokens: windows, chunks, the floor of Llama 4's position scale,
+# expert capacity
 THRESHOLD_FIELD = re.compile(
     r"(window|chunk)(_size|_len)?$|floor|^local_attention$|^expert_capacity$"
 )
-# The length beyond which rotary factors change
+# Config field with the length beyond which rotary factors change
 ROPE_SWITCH_FIELD = "original_max_position_embeddings"
-COPY_CONTEXT = 128  # positions that the check needs
-# Fields of a state space layer: heads, head dim, expansion of the hidden size, groups, state size
+COPY_CONTEXT = 128  # number of positions that the check needs
+# Config fields of state space layers, one tuple for each naming: heads, head dim, expansion of the
+# hidden size, groups, state size
 STATE_SPACE_FIELDS = (
     ("mamba_n_heads", "mamba_d_head", "mamba_expand", "mamba_n_groups", "mamba_d_state"),
     ("mamba_num_heads", "mamba_head_dim", "expand", "n_groups", "ssm_state_size"),
     ("n_mamba_heads", "mamba_headdim", "mamba_expand", "mamba_ngroups", "mamba_d_state"),
     ("num_heads", "head_dim", "expand", "n_groups", "state_size"),
 )
-# Fields by their maximum in the copy: heads and head dims of linear attention, experts
+# Config fields by their maximum in a copy: heads and head dims of linear attention, experts
 MAX_COPY_SIZES: dict[int, tuple[str, ...]] = {
     MAX_COPY_HEADS: ("linear_num_heads", "linear_num_key_heads"),
     2 * MAX_COPY_HEADS: ("linear_num_value_heads",),
@@ -54,11 +57,14 @@ def make_small_copy(
     *,
     try_forward: bool = True,
 ) -> PreTrainedModel:
-    """Return a random model of that class and structure, in float32 on the CPU: the smallest that
-    its code accepts, at most with the original config.
+    """Return a random model of that class and structure, in float32 on the CPU. Several ways of
+    shrinking the config are tried, from the smallest result to the original config; the copy has
+    the first that the model's code accepts.
 
-    switch: see `shrink_config`; try_forward: run the copy once before accepting it. Raises the
-    first error of the family's code if no attempt succeeds.
+    switch: See `shrink_config`.
+    try_forward: True to accept a copy only after it has run once.
+
+    If no attempt succeeds, raises the error of the family's code in the first attempt.
     """
     problem: Exception | None = None
     for attempt in (
@@ -96,7 +102,8 @@ def make_small_copy(
 
 
 def _require_small(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> None:
-    """Raise MemoryError for a copy with too many parameters, before it takes all memory."""
+    """Raise MemoryError if a model of this config has too many parameters, before it takes all
+    memory."""
     with torch.device("meta"):
         size = sum(weight.numel() for weight in model_class(config).parameters())
     if size > MAX_COPY_PARAMETERS:
@@ -115,9 +122,9 @@ def shrink_config(
 
     Args:
         config: The model's config.
-        head_dim: The head dim; `OWN_HEAD_DIM` for the original one; None: no size changes.
+        head_dim: The head dim; `OWN_HEAD_DIM` for that of `config`; None: all sizes stay.
         switch: The length beyond which the long rotary factors apply.
-        keep_ties: True if sizes that equal the hidden size or head dim stay equal to it.
+        keep_ties: True to keep other sizes equal that equal the hidden size or the head dim.
         layers_per_kind: Number of layers of each kind; the copy has at least two layers.
     """
     config = copy.deepcopy(config)
@@ -137,8 +144,9 @@ def iterate_configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
 
 
 def rebuild_config(config: PreTrainedConfig, original: PreTrainedConfig) -> PreTrainedConfig:
-    """Return a config made by the class from the settings of `config`, without the integers that
-    are optional and equal those of `original`: the class derives these again."""
+    """Return a config that its class makes from the settings of `config`. Optional integers that
+    have the same value as in `original` are left out, so that the class derives them again from the
+    shrunk settings."""
     settings = {
         each.name: getattr(config, each.name)
         for each in dataclasses.fields(config)
@@ -158,7 +166,7 @@ def _is_derived(
 
 
 def get_setting(part: PreTrainedConfig, name: str) -> Any:
-    """Return a setting; None if it is missing or differs between layers."""
+    """Return a setting; None if it is missing, or if it differs between layers."""
     try:
         return getattr(part, name, None)
     except Exception:  # transformers raises for settings that differ between layers
@@ -183,7 +191,7 @@ def shrink_in_place(
         shorten_layers(part, layers_per_kind)
     if head_dim is not None and get_setting(part, "num_attention_heads"):
         settings |= compute_widths(part, head_dim)
-    elif head_dim is not None and get_setting(part, "hidden_size"):  # without attention
+    elif head_dim is not None and get_setting(part, "hidden_size"):  # a model without attention
         settings |= {
             "hidden_size": COPY_STATE_SIZE,
             "num_heads": MAX_COPY_HEADS,
@@ -195,10 +203,11 @@ def shrink_in_place(
         before = get_setting(part, name)
         if name in layers_own or before is None:
             continue
-        with suppress(AttributeError, NotImplementedError):  # a property derived from others
+        # a property that is derived from other settings
+        with suppress(AttributeError, NotImplementedError):
             try:
                 setattr(part, name, value)
-            except StrictDataclassFieldValidationError:  # a list of such values
+            except StrictDataclassFieldValidationError:  # the setting is a list
                 setattr(part, name, [value] * len(before))
     ropes: dict[str, Any] = getattr(part, "rope_parameters", None) or {}
     for rope in (ropes, *(value for value in ropes.values() if isinstance(value, dict))):
@@ -206,8 +215,9 @@ def shrink_in_place(
 
 
 def find_thresholds(part: PreTrainedConfig) -> list[str]:
-    """Return the fields with a length or distance, within the model's context, beyond which its
-    attention or scaling changes. In a copy they are small, so that the check goes beyond them."""
+    """Return the config fields with a length or distance beyond which the model's attention or
+    scaling changes, if it is within the model's context. In a copy these are small, so that the
+    check's sequences exceed them."""
     limit = getattr(part, "max_position_embeddings", None) or math.inf
     numbers = {
         k: v for k, v in vars(part).items() if isinstance(v, int) and COPY_WINDOW < v < limit
@@ -216,10 +226,11 @@ def find_thresholds(part: PreTrainedConfig) -> list[str]:
 
 
 def shrink_rope(rope: dict[str, Any], narrow: bool, switch: int) -> None:
-    """Shrink rope parameters in place, among them lists with one factor per pair of a head's
-    dimensions."""
+    """Shrink rope parameters in place, including lists that have one factor for each pair of a
+    head's dimensions."""
     if rope.get(ROPE_SWITCH_FIELD) is not None:
-        # The length is a dynamic rope's context limit here, so it must exceed the check's sequences
+        # For a dynamic rope this length is the context limit, so it must exceed the check's
+        # sequences
         kind = rope.get("rope_type")
         rope[ROPE_SWITCH_FIELD] = {"longrope": switch, "dynamic": COPY_CONTEXT}.get(
             str(kind), 2 * COPY_WINDOW
@@ -232,10 +243,10 @@ def shrink_rope(rope: dict[str, Any], narrow: bool, switch: int) -> None:
 
 
 def shorten_layers(part: PreTrainedConfig, layers_per_kind: int) -> None:
-    """Retain `layers_per_kind` layers of each kind, and at least two layers. Layers that share
-    earlier layers' KV cache are kinds of their own."""
+    """Shorten the config to `layers_per_kind` layers of each kind, but at least two layers. Layers
+    that share an earlier layer's KV cache are a kind of their own."""
     count = part.num_hidden_layers
-    stack = get_setting(part, "num_layers_per_stack")  # a stack that runs several times
+    stack = get_setting(part, "num_layers_per_stack")  # layers of a stack that runs several times
     if stack:
         part.num_hidden_layers, part.num_layers_per_stack = 2 * count // stack, 2
         return
@@ -248,7 +259,7 @@ def shorten_layers(part: PreTrainedConfig, layers_per_kind: int) -> None:
     picked = [i for i in range(count) if i < 2 or kinds[:i].count(kinds[i]) < layers_per_kind]
     if readers:
         part.num_kv_shared_layers = sum(i >= count - readers for i in picked)
-    pattern = get_setting(part, "block_types")  # a pattern that the layers repeat
+    pattern = get_setting(part, "block_types")  # kinds of layers that repeat in this order
     if isinstance(pattern, list) and 1 < len(pattern) < count:
         picked = [*range(len(pattern))]
     for name, values in lists.items():
@@ -257,7 +268,7 @@ def shorten_layers(part: PreTrainedConfig, layers_per_kind: int) -> None:
         ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers", "num_blocks"),
         len(picked),
     )
-    # Kinds given by a period: the second layer is of the rarer kind
+    # If a period gives the kinds of layers, the second layer is of the rarer kind
     sizes |= {f"{kind}_layer_period": 2 for kind in ("attn", "expert")}
     sizes |= {f"{kind}_layer_offset": 1 for kind in ("attn", "expert")}
     for name, value in ({"attn_layer_indices": [1]} | sizes).items():
@@ -268,7 +279,8 @@ def shorten_layers(part: PreTrainedConfig, layers_per_kind: int) -> None:
 
 
 def compute_widths(part: PreTrainedConfig, head_dim: int) -> dict[str, Any]:
-    """Return settings for a few heads, with at most two query heads per key head."""
+    """Return settings for a few heads, of this head dim, with at most two query heads per key
+    head."""
     heads = part.num_attention_heads
     key_heads = get_setting(part, "num_key_value_heads") or heads
     few = min(key_heads, MAX_COPY_HEADS)
@@ -291,8 +303,8 @@ def compute_widths(part: PreTrainedConfig, head_dim: int) -> dict[str, Any]:
 
 
 def _compute_recurrent_sizes(part: PreTrainedConfig, width: int) -> dict[str, Any]:
-    """Return settings for the heads of state space layers: heads times head dim must equal a
-    multiple of the hidden size, `width`."""
+    """Return settings for the heads of state space layers in a model of hidden size `width`: heads
+    times head dim must equal a multiple of the hidden size."""
     for heads, size, expand, groups, state in STATE_SPACE_FIELDS:
         if get_setting(part, heads) and get_setting(part, size) and get_setting(part, state):
             inner = width * (get_setting(part, expand) or 1)
@@ -307,7 +319,8 @@ def _compute_recurrent_sizes(part: PreTrainedConfig, width: int) -> dict[str, An
 
 
 def compute_tied_sizes(part: PreTrainedConfig, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings for other sizes that equal the hidden size or the head dim."""
+    """Return settings for other sizes that equal the hidden size or the head dim, so that they stay
+    equal to it."""
     sizes = {name: get_setting(part, name) for name in ("hidden_size", "head_dim")}
     return {
         other: settings[name]
@@ -322,8 +335,9 @@ def compute_tied_sizes(part: PreTrainedConfig, settings: dict[str, Any]) -> dict
 
 
 def _compute_special_head_dims(part: PreTrainedConfig, queries: int) -> dict[str, Any]:
-    """Return settings for heads with separate parts: dimensions with and without rotary embeddings
-    (latent attention), or one section per position axis (the head dim then stays as it is)."""
+    """Return settings for heads whose dimensions are divided: into dimensions with and without
+    rotary embeddings (latent attention), or into one section for each position axis. In the second
+    case the head dim stays as it is."""
     ropes: dict[str, Any] = get_setting(part, "rope_parameters") or {}
     if get_setting(part, "qk_rope_head_dim"):
         share = ropes.get("partial_rotary_factor") or 0.5  # of a head's dimensions that are rotated
@@ -343,8 +357,8 @@ def _compute_special_head_dims(part: PreTrainedConfig, queries: int) -> dict[str
 
 
 def randomize_weights(model: PreTrainedModel) -> None:
-    """Draw weights in place, larger than the usual initial ones, whose logits are nearly
-    uniform."""
+    """Draw random weights in place. They are larger than the usual initial weights, with which
+    logits would be nearly uniform."""
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:

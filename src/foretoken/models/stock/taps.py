@@ -1,7 +1,7 @@
-"""Hidden states between a twin's decoder layers, for drafters that take them as input.
+"""Records the hidden states between a twin's decoder layers, for drafters that take them as input.
 
-Tap j is the input of layer j. The tap equal to the number of layers is the last layer's output
-before the final norm, and `FINAL_TAP` is the input of the output layer.
+Tap j is the input of layer j. The tap whose number equals the number of layers is the last layer's
+output before the final norm, and `FINAL_TAP` is the input of the output layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def get_decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """Return the decoder's layers. Raises RefusedError if they are not in one list."""
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     decoder: Any = model.get_decoder() or model
-    for parts in decoder.modules():  # outermost first, so before lists within a layer
+    # from the outermost inwards, so lists within a layer come later
+    for parts in decoder.modules():
         if isinstance(parts, nn.ModuleList) and len(parts) == count:
             return parts
     raise RefusedError(
@@ -32,8 +33,8 @@ def get_decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def register_taps(twin: PreTrainedModel, taps: tuple[int, ...]) -> None:
-    """Make a twin's forward passes record the hidden states at these taps in `tap_states` of the
-    `FORWARD_CONTEXT`. Raises RefusedError if the twin lacks such layers."""
+    """Make a twin's forward passes record the hidden states at these taps in the `tap_states` of
+    the `FORWARD_CONTEXT`. Raises RefusedError if the twin has no such layers."""
     head = twin.get_output_embeddings()
     if FINAL_TAP in taps:
         if head is None:
@@ -60,7 +61,7 @@ def register_taps(twin: PreTrainedModel, taps: tuple[int, ...]) -> None:
 
 
 class _TapHook:
-    """Hooks that record the hidden states at one tap."""
+    """Hooks that record the hidden states at one tap, one method for each kind of hook."""
 
     def __init__(self, tap: int) -> None:
         self.tap = tap

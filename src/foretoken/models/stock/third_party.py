@@ -1,5 +1,5 @@
-"""Source code of a model from outside the installed libraries: a user's classes, or remote code in
-a model's folder."""
+"""Finds the source code of a model that is not from the installed libraries: a user's own classes,
+or remote code in a model's folder."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from torch import nn
 
-# Listed, since an editable install is outside INSTALL_FOLDERS
+# Listed here because an editable install is not in INSTALL_FOLDERS
 KNOWN_PACKAGES = {"foretoken", "torch", "transformers"}
 INSTALL_FOLDERS = {"site-packages", "dist-packages"}
 
 
 def find_third_party_sources(model: nn.Module) -> list[str]:
-    """Return the sources of all classes of the model's modules that are not from a library, and of
-    all modules that they import, except libraries. Raises OSError or TypeError if a class has no
-    source file."""
+    """Return the source code of all classes of the model's modules that are not from an installed
+    library, and of all non-library modules that they import. Raises OSError or TypeError if a class
+    has no source file."""
     kinds = {base for part in model.modules() for base in type(part).__mro__}
     files = {inspect.getfile(kind) for kind in kinds if not _is_library(kind.__module__)}
     fresh = {kind.__module__ for kind in kinds if not _is_library(kind.__module__)}
@@ -38,8 +38,8 @@ def find_third_party_sources(model: nn.Module) -> list[str]:
 
 
 def _is_library(name: str) -> bool:
-    """Return whether a module is installed, of the standard library, of this package, or not
-    loaded."""
+    """Return whether a module is from an installed package, the standard library or this package;
+    True also for a module that is not loaded."""
     package = name.split(".")[0]
     if not name or package in KNOWN_PACKAGES or package in sys.stdlib_module_names:
         return True

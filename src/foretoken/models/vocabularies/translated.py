@@ -1,15 +1,15 @@
 """Uses a draft model with another vocabulary than the target's, by both methods of Timor et al.
 2025 (arXiv 2502.05202).
 
-Token-level intersection: the logits of tokens that both vocabularies have, -inf for all others of
-the target. q is their softmax, computed outside this model as for any other draft model, and draft
-tokens are drawn from it.
+Token-level intersection: target tokens that the draft model's vocabulary has too get the draft
+model's logits, all other target tokens -inf. As for any other draft model, the caller computes q as
+the softmax of these logits and samples draft tokens from it.
 
-String-level exact match: the draft model generates greedily in its own tokens, and the string is
-tokenized for the target. Draft tokens depend on the sequence alone, so the output is exact with any
-tokenization.
+String-level exact match: the draft model generates greedily in its own tokens, and the resulting
+string is tokenized for the target. These draft tokens depend on the sequence alone, so the output
+is exact with any tokenization.
 
-Both also consider draft tokens that extend the sequence's last one (`find_continuations`).
+Both also consider draft tokens that extend the sequence's last draft token (`find_continuations`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from foretoken.models.vocabularies.vocabulary import VocabularyMap
 
 
 class SlidingContext:
-    """The sequences of a decoder-only `model`. If one outgrows the context, the model gets only its
-    end; each time the context is full, half of it is freed."""
+    """The sequences of a decoder-only `model`, which may be longer than its context. The model then
+    gets only the tail of a sequence; whenever the context is full, the tail is shortened by half a
+    context."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -37,30 +38,31 @@ class SlidingContext:
         self._rewind = math.inf if model.max_rewind is None else model.max_rewind  # tokens
 
     def start(self, texts: list[list[int]]) -> None:
-        """Add these sequences, prefilled."""
+        """Add these sequences and prefill them."""
         ends = [self._get_tail(text) for text in texts]
         self.model.start(ends)
         self._cached += ends
 
     def score(self, texts: list[list[int] | None], need: list[int]) -> Tensor:
-        """Replace each sequence by the given one, in one forward pass; None: leave it as it is.
-        Return logits `[B, max(need), V]` as `Model.score` does, of the last need[b] tokens."""
+        """Replace each sequence b by texts[b], in one forward pass; None leaves the sequence
+        unchanged. Returns logits `[B, max(need), V]` of the last need[b] tokens, as `Model.score`
+        does."""
         return self.model.score(self._take_missing(texts, need), need)
 
     def prefill(self, texts: list[list[int] | None]) -> None:
-        """Do as `score`, without logits."""
+        """Replace each sequence b by texts[b] as `score` does, without computing logits."""
         if any(blocks := self._take_missing(texts, [0] * len(texts))):
             self.model.score(blocks, [0] * len(blocks))
 
     def _take_missing(self, texts: list[list[int] | None], need: list[int]) -> list[list[int]]:
-        """Truncate the cache to the prefixes that it shares with the new sequences; return the rest
-        of each."""
+        """Truncate the cache of each sequence to the prefix that it shares with its new tail
+        texts[b], and return the rest of each tail. The rest has at least need[b] tokens."""
         blocks: list[list[int]] = []
         lengths: list[int] = []
         for b, (text, needed) in enumerate(zip(texts, need, strict=True)):
             end = self._cached[b] if text is None else self._get_tail(text)
             length = min(count_shared_tokens(self._cached[b], end), len(end) - needed)
-            # a new token may change ids before the point that recurrent states can be rewound to
+            # a new token may change ids further back than recurrent states can be rewound
             lengths.append(length if len(self._cached[b]) - length <= self._rewind else 0)
             blocks.append(end[lengths[b] :])
             self._cached[b] = end
@@ -76,12 +78,13 @@ class SlidingContext:
         self.model.leave(rows)
 
     def holds(self, text: list[int]) -> int:
-        """Return how many last tokens of a sequence the model uses."""
+        """Return how many of the last tokens of a sequence the model gets."""
         return len(self._get_tail(text))
 
     def _get_tail(self, text: list[int]) -> list[int]:
-        """Return the end of a sequence that fits the context. Its first position depends on the
-        length only and rarely changes, so that the cache stays valid."""
+        """Return a tail of a sequence that fits the context, at least half as long. Where it starts
+        depends only on the sequence's length and moves in steps of half a context, so the cache
+        usually stays valid."""
         context = self.model.context
         if context is None or len(text) <= context:
             return list(text)
@@ -89,19 +92,21 @@ class SlidingContext:
         return text[-(-(len(text) - context) // half) * half :]
 
 
-MIN_SHARE = 1e-30  # in place of a share that rounding has made 0 or less
+MIN_SHARE = 1e-30  # replaces a share that is 0 or less by rounding
 
 
 class TextDrafting(NamedTuple):
-    """The kinds of sampling for which to draft by `draft_from_text`."""
+    """Specifies for which sampling params to draft by `draft_from_text`: greedy ones, others, or
+    both."""
 
     greedy: bool = True
     sampled: bool = False
 
 
 class TranslatedModel(Model):
-    """A decoder-only `model` with the vocabulary of a target of `V` tokens as its interface. Its
-    sequences have no length limit: if one outgrows the context, the model gets only its end."""
+    """A decoder-only draft model `model`, with the vocabulary of a target as its interface. Its
+    sequences have no length limit: if a sequence outgrows the context, the model gets only its
+    tail. `V`: the target's vocabulary size; `by_text`: when to draft by `draft_from_text`."""
 
     capabilities = Capabilities(text=True, memory=True)
     has_own_speed = True  # its speed differs from that of `model`
@@ -136,8 +141,8 @@ class TranslatedModel(Model):
         self._translations += new
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
-        """Do as `Model.score`, with a forward pass for each position whose logits are needed: a
-        target token may change the draft ids of the whole word."""
+        """Return logits as `Model.score` does. This runs a forward pass for each position whose
+        logits are needed, since a target token may change the draft ids of its whole word."""
         assert isinstance(blocks, list)
         if not any(need):
             changed = self._extend(blocks)
@@ -161,15 +166,16 @@ class TranslatedModel(Model):
         return self.by_text.greedy if greedy else self.by_text.sampled
 
     def draft_from_text(self, blocks: list[list[int]], counts: list[int]) -> TextDraft:
-        """Do as `Model.draft_from_text`, with a forward pass for each generated token, counts[b] of
-        them for sequence b."""
+        """Do as `Model.draft_from_text`. This runs one forward pass for each generated draft-model
+        token, of which there are at most counts[b] for sequence b."""
         self._context.prefill(self._extend(blocks, [not n for n in counts]))
         seqs = [
             translation.draft_ids if n else None
             for translation, n in zip(self._translations, counts, strict=True)
         ]
         new: list[list[int]] = [[] for _ in counts]
-        suffixes = [b""] * len(counts)  # the bytes by which the last token was extended
+        # the bytes by which each sequence's last draft token was extended
+        suffixes = [b""] * len(counts)
         calls, end = 0, self.dictionary.draft.eos_id
         while any(seq is not None for seq in seqs):
             running = [seq is not None for seq in seqs]
@@ -199,8 +205,9 @@ class TranslatedModel(Model):
         return TextDraft(draft_tokens, calls)
 
     def measure_coverage(self, texts: list[list[int]]) -> list[float]:
-        """Return the probability that the draft model gives to tokens of both vocabularies, after
-        each of these sequences in target ids. The model must have no sequences."""
+        """Return, for each of these sequences in target ids, the total probability that the draft
+        model gives to tokens of both vocabularies as the next token. The model must have no
+        sequences."""
         self.start([[] for _ in texts])
         extended = self._extend(texts)
         shares = self._context.score(extended, [1] * len(texts))[:, 0].float().softmax(-1)
@@ -212,7 +219,8 @@ class TranslatedModel(Model):
             translation.cut(length)
 
     def compute_cache_bytes(self, lengths: list[int], sources: list[int]) -> int:
-        """Return the bytes for the same numbers of draft ids, although a token may take several."""
+        """Return the bytes for as many draft ids as the lengths, although a target token may take
+        several draft ids."""
         return self._context.model.compute_cache_bytes(lengths, sources)
 
     def permute(self, rows: list[int]) -> None:
@@ -228,7 +236,7 @@ class TranslatedModel(Model):
     def _extend(
         self, blocks: list[list[int]], read: list[bool] | None = None
     ) -> list[list[int] | None]:
-        """Append the blocks; return the new sequences in draft ids, None if a block is empty or
+        """Append the blocks. Returns each sequence in draft ids, or None if its block is empty or
         read[b] is False."""
         extended: list[list[int] | None] = []
         for b, (translation, block) in enumerate(zip(self._translations, blocks, strict=True)):
@@ -237,8 +245,8 @@ class TranslatedModel(Model):
         return extended
 
     def _count_needed(self, extended: list[list[int] | None], needed: list[bool]) -> list[int]:
-        """Return after how many last draft ids of each sequence logits are needed: 0, 1, or 2 if
-        the last one may be extended."""
+        """Return at how many of its last draft ids each sequence needs logits: 0, 1, or 2 if its
+        last draft token may be extended."""
         counts = [int(on) for on in needed]
         for b, seq in enumerate(extended):
             if needed[b] and seq is not None and self._translations[b].last_draft_id is not None:
@@ -246,8 +254,8 @@ class TranslatedModel(Model):
         return counts
 
     def _to_target_logits(self, b: int, count: int, own: Tensor) -> Tensor:
-        """Return sequence b's logits `[V]` in the target's vocabulary, not normalized, from the
-        draft model's after its last `count` ids, `[.., draft's V]`."""
+        """Return logits `[V]` for sequence b in the target's vocabulary, not normalized. own: the
+        draft model's logits after the last `count` draft ids, `[.., draft's V]`."""
         found = find_continuations(self._translations[b], own[0]) if count == 2 else []
         last = own[max(0, count - 1)]
         if found:
@@ -261,5 +269,5 @@ class TranslatedModel(Model):
 
 
 def _compute_remaining_share(continuations: list[Continuation]) -> float:
-    """Return the share of the last token itself, not extended."""
+    """Return the share of probability that the last draft token has without an extension."""
     return max(MIN_SHARE, 1 - sum(each.share for each in continuations))

@@ -1,10 +1,11 @@
 """Translates a growing sequence from the target's token ids into the draft model's, and finds draft
-tokens that extend the last one.
+tokens that extend the last draft token.
 
-A translation depends on the sequence alone, not on the steps or draft tokens that led to it. If the
-draft model's vocabulary has a token "time,", the model has never seen "time" followed by a comma.
-So its logits one token earlier are used too (token healing): all its tokens that begin with the
-last one's bytes are candidates, in proportion to their probabilities there.
+A translation depends on the sequence alone, not on the steps or draft tokens that led to it. The
+last draft token may be a poor input: if the draft model's vocabulary has a token "time,", the model
+has never seen the token "time" followed by a comma. So the logits before the last draft token are
+used too (token healing): all draft tokens that begin with the last one's bytes are candidates to
+replace it, in proportion to their probabilities there.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ from torch import Tensor
 
 from foretoken.models.vocabularies.vocabulary import VocabularyMap
 
-MAX_WORD_TOKENS = 32  # a word is translated as a whole
+MAX_WORD_TOKENS = 32  # maximum length of a word, which is translated as a whole
 
 
 class Translation:
-    """One sequence, in target ids and draft ids. It is split into words, at tokens that begin with
-    a space, and each word is encoded by the draft's tokenizer. So a new token changes the draft ids
-    of the last word only, and the draft's KV cache of all others stays valid."""
+    """One sequence, in target ids and in draft ids. It is split into words, before tokens that
+    begin with a space, and the draft model's tokenizer encodes each word. So a new target token
+    changes the draft ids of the last word only, and the draft model's KV cache of all earlier words
+    stays valid."""
 
     def __init__(self, vocabularies: VocabularyMap) -> None:
         self.vocabularies = vocabularies
         self.ids: list[int] = []
-        # draft ids of all words but the last
+        # draft ids of all words except the last
         self._closed_draft_ids: list[int] = list(vocabularies.draft.prefix_ids)
-        # of each word, the index of its first id in both, and whether any text precedes it
+        # for each word: the index of its first target id and of its first draft id, and whether any
+        # text precedes it
         self._cuts = [(0, len(self._closed_draft_ids), False)]
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -51,15 +54,15 @@ class Translation:
 
     @property
     def draft_ids(self) -> list[int]:
-        """The whole sequence in draft ids, at least one."""
+        """The whole sequence in draft ids; at least one id."""
         return [*self._closed_draft_ids, *self._get_last_word_draft_ids()] or [
             self.vocabularies.draft.eos_id or 0
         ]
 
     @property
     def last_draft_id(self) -> int | None:
-        """The last draft token if it belongs to the last word and other draft tokens extend it,
-        else None. If set, the logits before it are needed too."""
+        """The last draft token if it belongs to the last word and the draft vocabulary has tokens
+        that extend it; None otherwise. If it is not None, the logits before it are needed too."""
         word = self._get_last_word_draft_ids() if self._last_spelled_ids else []
         draft = self.vocabularies.draft
         return (
@@ -75,14 +78,17 @@ class Translation:
 
     @property
     def last_word(self) -> bytes:
-        """The last word's bytes, without the space that the target's tokenizer may add before the
-        first word."""
+        """The bytes of the last word. For the first word, they do not include the space that the
+        target's tokenizer may add before it."""
         text = self.vocabularies.target.to_bytes(self.last_word_ids)
         return text if self._has_text_before else self.vocabularies.target.strip_space(text)
 
     def to_target_tokens(self, written: Sequence[int], longer: bytes = b"") -> list[int]:
-        """Return generated draft tokens as target tokens; an end of sequence is translated too.
-        longer: bytes before them, by which the last draft token was extended."""
+        """Return generated draft tokens as target tokens, including an end of sequence.
+
+        written: The generated draft tokens.
+        longer: The bytes by which the draft token before them was extended.
+        """
         target, draft = self.vocabularies.target, self.vocabularies.draft
         new = longer + draft.to_bytes(written)
         tokens = self.tokenize_continuation(
@@ -93,8 +99,8 @@ class Translation:
         return [*tokens, target.eos_id] if tokens or not new else []
 
     def tokenize_continuation(self, new: bytes) -> list[int]:
-        """Return the target's tokens of bytes that follow the sequence; [] if together with the
-        last word they would be tokenized otherwise."""
+        """Return the target's tokens for bytes `new` that follow the sequence. Returns [] if the
+        tokenizer would split the last word differently when the bytes follow it."""
         target, spelling = self.vocabularies.target, self._last_spelled_ids
         text = self.last_word + new
         tokens = target.tokenize(text if self._has_text_before else target.add_space(text))
@@ -112,7 +118,7 @@ class Translation:
 
     @property
     def _last_spelled_ids(self) -> list[int]:
-        """The last word's target ids, [] if it is a special token."""
+        """The last word's target ids; [] if the word is a special token."""
         return [
             token for token in self.last_word_ids if token in self.vocabularies.target.spellings
         ]
@@ -123,7 +129,8 @@ class Translation:
         return self._cuts[-1][2]
 
     def _starts_word(self, token: int, length: int) -> bool:
-        """Return whether a token begins a new word; the last one has `length` tokens."""
+        """Return whether a token begins a new word after the last word, which has `length`
+        tokens."""
         spellings = self.vocabularies.target.spellings
         word, before = spellings.get(token), spellings.get(self.ids[-1])
         # a special token, which has no spelling, is a word of its own
@@ -146,22 +153,24 @@ class Translation:
         return draft.tokenize(text if self._has_text_before else draft.add_space(text))
 
 
-MIN_CONTINUATION_SHARE = 0.01  # of the candidates' probability; less probable ones are ignored
+MIN_CONTINUATION_SHARE = 0.01  # continuations with a smaller share of the probability are ignored
 
 
 class Continuation(NamedTuple):
-    """A draft token that extends the last one."""
+    """A draft token that extends the last draft token."""
 
     token: int
-    share: float  # of the probability of all candidates, the last token itself included
-    suffix: bytes  # the bytes that it adds
-    target_token: int  # the target's first token of these
+    share: float  # its probability, as a share of that of all candidates and the last draft token
+    suffix: bytes  # the bytes that it adds to the last draft token
+    target_token: int  # the first target token of these bytes
 
 
 def find_continuations(text: Translation, previous_logits: Tensor) -> list[Continuation]:
-    """Return the draft tokens that extend the last one and leave the target's tokens of the last
-    word as they are, most probable first. previous_logits: the draft's logits `[V]` before its last
-    token."""
+    """Return the draft tokens that extend the last draft token, most probable first; only those
+    that leave the target's tokens of the last word as they are.
+
+    previous_logits: the draft model's logits `[V]` before its last token.
+    """
     last, draft = text.last_draft_id, text.vocabularies.draft
     if last is None:
         return []

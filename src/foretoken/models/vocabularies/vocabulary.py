@@ -1,8 +1,8 @@
-"""Tokens of a vocabulary as bytes, bytes as tokens, and the tokens that a target's and a draft
-model's vocabulary have in common.
+"""Vocabularies: conversion of tokens to bytes and of bytes to tokens, and the tokens that a
+target's and a draft model's vocabulary have in common.
 
-None of this affects exactness, because a draft model may use any input and any distribution. It
-affects how many draft tokens are accepted.
+Errors here cannot make the output wrong, because a draft model may use any input and any
+distribution. They only lower the number of accepted draft tokens.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-SENTENCEPIECE_SPACE = "\u2581"  # SentencePiece's mark for a space
-ENCODING_PREFIXES = ("", "\n")  # after a prefix, the tokenizer adds no space
+SENTENCEPIECE_SPACE = "\u2581"  # SentencePiece's character for a space
+ENCODING_PREFIXES = ("", "\n")  # a tokenizer adds no space after "\n"
 MAX_CACHED_WORDS = 2**14  # words whose tokens are cached
 Encode = Callable[[str], Sequence[int]]
 
@@ -31,9 +31,12 @@ Encode = Callable[[str], Sequence[int]]
 class Vocabulary:
     """The vocabulary of one model.
 
-    spellings: the bytes of each token that is not special. encode: the tokenizer; without it, bytes
-    are tokenized by longest match. prefix_ids: the special tokens at the beginning of each
-    sequence. special_ids: the special tokens by name. eos_id: the end-of-sequence token.
+    spellings: The bytes of each token that is not special.
+    encode: The tokenizer's function from a string to ids; None: bytes are tokenized by longest
+        match.
+    prefix_ids: The special tokens at the beginning of each sequence.
+    special_ids: The ids of the special tokens by name.
+    eos_id: The end-of-sequence token; None: there is none.
     """
 
     def __init__(
@@ -64,8 +67,9 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizer(cls, name: str, tokenizer: PreTrainedTokenizerBase, V: int) -> Vocabulary:
-        """Return the vocabulary of a tokenizer, without ids of V or more. Raises RefusedError for a
-        slow tokenizer, which does not provide the spellings of its tokens."""
+        """Return the vocabulary of a tokenizer, with the ids below V only. Raises RefusedError,
+        with the model's name, for a slow tokenizer, since it does not provide the bytes of its
+        tokens."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise RefusedError(
@@ -109,20 +113,22 @@ class Vocabulary:
         )
 
     def to_bytes(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes of tokens; special tokens have none."""
+        """Return the bytes of tokens, concatenated; special tokens have none."""
         return b"".join(self.spellings.get(token, b"") for token in tokens)
 
     def add_space(self, text: bytes) -> bytes:
-        """Return the first bytes of a string as its tokens spell it, with SentencePiece's space."""
+        """Return the bytes at the start of a string as its tokens spell them: with the space that
+        SentencePiece adds."""
         return b" " + text if self.adds_space and text else text
 
     def strip_space(self, text: bytes) -> bytes:
-        """Return the first bytes of a string without the space that SentencePiece adds."""
+        """Return the bytes of the first tokens of a string without the space that SentencePiece
+        adds."""
         return text.removeprefix(b" ") if self.adds_space else text
 
     def _tokenize(self, text: bytes) -> tuple[int, ...]:
-        """Return the tokens of a substring: the tokenizer's if they spell the same bytes, else by
-        longest match, which skips bytes that no token begins with."""
+        """Return the tokens of a substring: those of the tokenizer if they have the same bytes,
+        otherwise those found by longest match, which skips bytes that no token begins with."""
         try:
             string = text.decode()
         except UnicodeDecodeError as error:  # for instance an incomplete character at the end
@@ -137,7 +143,7 @@ class Vocabulary:
         return self._cut_greedily(text)
 
     def _find_longer(self, token: int) -> list[int]:
-        """Return the tokens whose spelling begins with this token's and is longer."""
+        """Return the tokens that begin with this token's bytes and are longer."""
         word = self.spellings[token]
         first = bisect_right(self._sorted, word, key=itemgetter(0))
         longer = takewhile(lambda each: each[0].startswith(word), islice(self._sorted, first, None))
@@ -156,22 +162,24 @@ class Vocabulary:
 
 
 def _spell_text_token(word: str) -> bytes:
-    """Return the bytes of a token of SentencePiece, or of one that is written as it is."""
+    """Return the bytes of a token that is stored as text: in SentencePiece's spelling, or
+    unchanged."""
     if BYTE_TOKEN.fullmatch(word):
         return bytes([int(word[3:5], 16)])
     return word.replace(SENTENCEPIECE_SPACE, " ").encode()
 
 
 def _spell_byte_token(word: str) -> bytes:
-    """Return the bytes of a token of byte-level BPE, where each character stands for a byte."""
+    """Return the bytes of a token of byte-level BPE, in which each character stands for one
+    byte."""
     if all(character in _BYTES for character in word):
         return bytes(_BYTES[character] for character in word)
     return word.encode()
 
 
 def _make_byte_characters() -> dict[str, int]:
-    """Return GPT-2's bytes by character: a printable byte stands for itself, the others are the
-    characters from 256 on."""
+    """Return GPT-2's byte for each character: a printable byte stands for itself, the other bytes
+    are represented by the characters from 256 on."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
     return {chr(b): b for b in printed} | {chr(256 + n): b for n, b in enumerate(others)}
@@ -181,8 +189,9 @@ _BYTES = _make_byte_characters()
 
 
 class VocabularyMap:
-    """The common tokens of two vocabularies: `target_ids` and `draft_ids` are pairs of ids with the
-    same bytes, of the same special token, or of the end of sequence."""
+    """The common tokens of a target's and a draft model's vocabulary. `target_ids` and `draft_ids`
+    have the two ids of each common token: of a token with the same bytes, of the same special
+    token, or of the end of sequence."""
 
     def __init__(self, target: Vocabulary, draft: Vocabulary) -> None:
         self.target, self.draft = target, draft
@@ -204,7 +213,8 @@ class VocabularyMap:
         self.target_ids, self.draft_ids = list(pairs), list(pairs.values())
 
     def require(self, draft_name: str, target_name: str) -> None:
-        """Raise RefusedError if the two have no token in common, special ones not counted."""
+        """Raise RefusedError if the two vocabularies have no token in common except special
+        tokens."""
         if not self.num_shared:
             raise RefusedError(
                 f"{draft_name} has no token in common with {target_name} "

@@ -112,7 +112,7 @@ def test_a_broken_configuration_is_refused() -> None:
         ({"vocab_size": V + 1}, "tokens"),
         ({"num_key_value_heads": 4}, "heads and width of sliding_attention"),
         ({"global_head_dim": 16}, "heads and width of full_attention"),
-        ({"layer_types": ["full_attention"] * 4}, "the target has none"),
+        ({"layer_types": ["full_attention"] * 4}, "this target has none"),
     ],
 )
 def test_an_assistant_of_another_target_is_refused(settings: dict[str, Any], said: str) -> None:

@@ -368,19 +368,25 @@ UP = "layers.0.mlp.up_proj.weight"
 WRONG: list[tuple[EagleFile, str]] = [
     (
         eagle_file(V, TAPS, width=48).with_config(target_hidden_size=48),
-        r"states of size 48 \(144 for all taps\), the target's have 32",
+        r"states of size 48 \(144 for all taps\), but the target's have size 32",
     ),
-    (eagle_file(V, TAPS, width=24), r"states of size 32 \(72 for all taps\), the target's have 32"),
+    (
+        eagle_file(V, TAPS, width=24),
+        r"states of size 32 \(72 for all taps\), but the target's have size 32",
+    ),
     (
         SOME.with_config(eagle_aux_hidden_state_layer_ids=[2, 18, 33]),
         r"layers \[2, 18, 33\], .* 4 layers",
     ),
-    (SOME.with_config(eagle_aux_hidden_state_layer_ids=[2, 3]), r"\[2, 3\], with a projection of"),
+    (
+        SOME.with_config(eagle_aux_hidden_state_layer_ids=[2, 3]),
+        r"\[2, 3\] and has a projection for",
+    ),
     (
         eagle_file(V, (1, 2), KEPT).with_config(eagle_aux_hidden_state_layer_ids=None),
         "of 2 layers, but its config does not list them",
     ),
-    (eagle_file(80, TAPS), "of 80 tokens, this one has 64"),
+    (eagle_file(80, TAPS), "vocabulary of 80, but this one has 64"),
     (SOME.with_tensors(d2t=torch.full((len(KEPT),), 30)), "ids from 30 to 69, .* 64 tokens"),
     (SOME.with_tensors(d2t=-torch.arange(len(KEPT))), "two outputs for one token in d2t"),
     (
@@ -388,9 +394,9 @@ WRONG: list[tuple[EagleFile, str]] = [
         "output 0 is token 3 .* token 0",
     ),
     (SOME.with_tensors(t2d=torch.zeros(V).bool()), f"d2t .* t2d: .* {len(KEPT)} tokens, .* 0"),
-    (SOME.with_tensors(t2d=torch.zeros(V + 8).bool()), "of 72 tokens, this one has 64"),
-    (SOME.with_tensors(d2t=None), f"{len(KEPT)} outputs .* and no d2t"),
-    (SOME.with_tensors(d2t=torch.tensor(0)), rf"d2t as \(\) for {len(KEPT)} outputs"),
+    (SOME.with_tensors(t2d=torch.zeros(V + 8).bool()), "vocabulary of 72, but this one has 64"),
+    (SOME.with_tensors(d2t=None), f"{len(KEPT)} outputs .* but no d2t"),
+    (SOME.with_tensors(d2t=torch.tensor(0)), rf"d2t of shape \(\) for {len(KEPT)} outputs"),
     (
         SOME.with_config(
             transformer_layer_config={**LAYER, "num_hidden_layers": 10**6, "vocab_size": V}
@@ -398,14 +404,17 @@ WRONG: list[tuple[EagleFile, str]] = [
         r"num_hidden_layers 1e\+06",
     ),
     (SOME.with_tensors(norm__weight=torch.ones(32).long()), "norm.weight in int64"),
-    (SOME.with_tensors(embed_tokens__weight=torch.randn(50, 32)), "50 tokens, the target has 64"),
-    (SOME.with_tensors(embed_tokens__weight=torch.randn(V, 16)), "of size 32, its own have 16"),
+    (
+        SOME.with_tensors(embed_tokens__weight=torch.randn(50, 32)),
+        "50 tokens, but the target has 64",
+    ),
+    (SOME.with_tensors(embed_tokens__weight=torch.randn(V, 16)), "size 32, but its own have 16"),
     (SOME.with_config(transformer_layer_config={"model_type": "no_such"}), "'no_such'"),
     (SOME.with_tensors(fc__weight=None), "no weights for fc.weight"),
     (SOME.with_tensors(layers__0__mlp__up_proj__weight=None), f"no weights for {UP}"),
     (
         SOME.with_tensors(layers__0__mlp__up_proj__weight=torch.zeros(40, 32)),
-        rf"{UP} as \(40, 32\), its config needs \(48, 32\)",
+        rf"{UP} of shape \(40, 32\), but its config needs \(48, 32\)",
     ),
     (SOME.with_tensors(norm__weight=torch.full((32,), torch.nan)), "non-finite values in norm"),
     (
