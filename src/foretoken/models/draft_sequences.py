@@ -43,7 +43,9 @@ class DraftSequences:
         Raises RefusedError for an encoder-decoder model without sources.
         """
         if self.model.encoder_decoder and sources is None:
-            raise RefusedError("an encoder-decoder cannot draft for a causal target")
+            raise RefusedError(
+                "an encoder-decoder cannot draft for a decoder-only target; give a decoder-only draft"
+            )
         first, media = len(self.token_ids), self._find_media(len(prompts))
         if self.model.encoder_decoder or sources is None:
             self.token_ids += [list(prompt) for prompt in prompts]

@@ -66,7 +66,7 @@ def test_a_source_that_the_middle_models_encoder_cannot_hold():
     drafter.middle.source_context = 2
     drafter.start([0, 1], [[1], [1]], [[3, 4, 2], [3]])
     assert drafter.propose([2, 2], draw([1, 1])).lengths.tolist() == [0, 2]
-    with pytest.raises(RefusedError, match="cannot draft for a causal target"):
+    with pytest.raises(RefusedError, match="cannot draft for a decoder-only target"):
         cascade(encoder_decoder=True).start([0], [[1]], None)
 
 

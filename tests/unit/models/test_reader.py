@@ -31,7 +31,7 @@ def test_rows_that_join_others_are_read_ahead_together_as_far_as_one_would_be() 
 def test_a_source_is_the_head_of_a_prompt_where_there_is_no_encoder() -> None:
     assert reader().join([[0]], [[1, 2]]) == ([[1, 2]], None)
     assert reader(encoder_decoder=True).join([[0]], [[1, 2]]) == ([[]], [[1, 2]])
-    with pytest.raises(RefusedError, match="cannot draft for a causal target"):
+    with pytest.raises(RefusedError, match="cannot draft for a decoder-only target"):
         reader(encoder_decoder=True).join([[0]], None)
 
 
