@@ -1,6 +1,5 @@
-"""The command line: options, commands and their output; `script` is the entry point. It contains
-no tensor code.
-"""
+"""The command line: commands, their options and their output. `script` is the entry point. The
+package contains no tensor code."""
 
 from foretoken.cli.script import app, main
 

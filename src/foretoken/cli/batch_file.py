@@ -1,6 +1,6 @@
 """`foretoken generate --output`: complete the prompts of a file, with an engine in this process or
-with workers on Ray, and append each completion as a line of JSON. The same command resumes a run.
-"""
+with workers on Ray, and append each completion to an output file as a line of JSON. Running the
+same command again resumes a run."""
 
 from __future__ import annotations
 
@@ -31,31 +31,33 @@ if TYPE_CHECKING:
     from foretoken.loading.target import TargetInfo
     from foretoken.request import Completion
 
-MAX_ACTIVE_PROMPTS = 64  # running and waiting in the engine
-COPY_KEY_STRIDE = 2**40  # between keys of one line's outputs; exceeds the lines of any file
+MAX_ACTIVE_PROMPTS = 64  # prompts that run or wait in the engine
+# Between the random keys of two outputs of one line; larger than the number of lines of any file
+COPY_KEY_STRIDE = 2**40
 CompletionId = tuple[int, int]  # a prompt's line in its file, and the index of the output
 CompletionStream = Generator[tuple[CompletionId, "Completion | ForetokenError"]]
 
 
 @dataclass(slots=True)
 class ResultsFile:
-    """An output file, locked while it is open. Opening it removes an incomplete last line, which a
-    killed run may leave; closing removes a new file without results."""
+    """The output file of a run, locked while it is open. Opening it removes an incomplete last
+    line, which a killed run may have left; closing removes a new file that has no results."""
 
     path: Path
-    done: dict[CompletionId, str]  # origins of the results in the file
+    done: dict[CompletionId, str]  # the origin (see `BatchJob.compute_origin`) of each result
     out: FileIO
 
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[ResultsFile]:
-        """Open or create a file of results, and parse its lines."""
+        """Open or create a file of results and parse its lines. Raises InputError if it is not a
+        file of results."""
         option.require_folder(path, "--output")
         if path.exists() and not path.is_file():
             raise InputError(f"{path} is not a regular file; give another --output")
         new = not path.exists()
         with name_path_in_errors(path):
-            # unbuffered: Python would write a buffer again at closing, after a full disk
+            # Unbuffered: after an error such as a full disk, closing would write the buffer again
             out = open(path, "ab", buffering=0)
         with out:
             lock_file(out, path)
@@ -73,7 +75,8 @@ class ResultsFile:
                     path.unlink(missing_ok=True)
 
     def require(self, origins: dict[CompletionId, str]) -> None:
-        """Raise InputError if a result in the file was made from other inputs than `origins`."""
+        """Raise InputError if a result in the file does not have the origin given in `origins`,
+        that is, was generated from other inputs."""
         for name, origin in self.done.items():
             if origins.get(name) != origin:
                 raise InputError(
@@ -82,13 +85,14 @@ class ResultsFile:
                 )
 
     def write(self, name: CompletionId, origin: str, result: dict[str, Any]) -> None:
-        """Append a result. If writing fails, remove the partial line and raise OSError."""
+        """Append a result as a line. If writing fails, remove the partial line and raise
+        OSError."""
         head = {"line": name[0], "copy": name[1], "origin": origin}
         line = json.dumps(head | result, allow_nan=False)
         rest, size = line.encode() + b"\n", self.out.seek(0, 2)
         try:
             with name_path_in_errors(self.path):
-                while rest:  # a nearly full disk takes a part
+                while rest:  # on a nearly full disk, only a part may be written
                     rest = rest[self.out.write(rest) :]
         except OSError:
             self.out.truncate(size)
@@ -108,7 +112,7 @@ def _parse_result(path: Path, number: int, line: bytes) -> tuple[CompletionId, s
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """Prompts by line number, and the models and options that they share."""
+    """The prompts of a file by line number, and the models and options used for all of them."""
 
     tasks: dict[int, PromptWithParams]
     model_names: tuple[str | None, str | None]
@@ -118,12 +122,12 @@ class BatchJob:
     speculation: dict[str, Any]
 
     def make_key(self, name: CompletionId) -> tuple[int, int]:
-        """Return the random key of an output; it does not depend on other lines."""
+        """Return the random key of an output. It does not depend on the other lines of the file."""
         (line, copy), own = name, self.tasks[name[0]].line.seed
         return (self.seed, line - 1 + copy * COPY_KEY_STRIDE) if own is None else (own, copy)
 
     def require_any(self, target: TargetInfo) -> None:
-        """Raise the first prompt's error if no prompt is valid for the target."""
+        """Raise the error of the first prompt if none of the prompts is valid for the target."""
         first: ForetokenError | None = None
         for each in self.tasks.values():
             try:
@@ -142,7 +146,8 @@ class BatchJob:
         return {"rule": self.speculation["rule"], "lenience": self.speculation["lenience"]}
 
     def compute_origin(self, name: CompletionId) -> str:
-        """Return a digest of everything that an output depends on."""
+        """Return a digest of everything that an output depends on: prompt, models, options and
+        random key."""
         each = self.tasks[name[0]]
         common = self.model_names, self.loading.arguments, self.template, self.speculation
         settings = repr(
@@ -152,10 +157,12 @@ class BatchJob:
 
 
 def write_completions(output: Path, job: BatchJob, cluster: option.ClusterOptions) -> int:
-    """Generate and append the results that the file lacks; return the number of failures.
+    """Generate the results that are missing in `output` and append them. Return the number of
+    failures.
 
-    In a folder the file is results.jsonl. A Parquet file is converted at the end from the .jsonl
-    file next to it. Progress is shown on standard error.
+    If `output` is a folder, the file is results.jsonl in it. If it is a .parquet file, results are
+    written to the .jsonl file of the same name and converted at the end. Progress is shown on
+    standard error.
     """
     job.loading.require(job.model_names[0])
     if output.is_dir():
@@ -196,7 +203,8 @@ def _write_each(
     origins: dict[CompletionId, str],
     completed: Iterable[tuple[CompletionId, Completion | ForetokenError]],
 ) -> int:
-    """Append completions as they finish; print failures and return their number."""
+    """Append completions as they finish, with a progress bar. Print failures and return their
+    number."""
     start, failed, tokens, accepted, drafted = perf_counter(), 0, 0, 0, 0
     speed = ""
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -225,8 +233,9 @@ def _write_each(
 
 
 def generate_here(job: BatchJob, ids: list[CompletionId]) -> CompletionStream:
-    """Yield completions, or the errors of prompts, as an engine in this process finishes them. It
-    is given at most MAX_ACTIVE_PROMPTS prompts at a time."""
+    """Generate the outputs `ids` with an engine in this process. Yield the id of each with its
+    completion or error, as they finish. The engine has at most MAX_ACTIVE_PROMPTS prompts at a
+    time."""
     spec = job.loading.load(*job.model_names, job.require_any).prepared()
     from foretoken.engine.engine import Engine  # late: imports torch, and mistakes are found before
 
@@ -251,7 +260,8 @@ def generate_here(job: BatchJob, ids: list[CompletionId]) -> CompletionStream:
 def generate_on_ray(
     job: BatchJob, ids: list[CompletionId], cluster: option.ClusterOptions
 ) -> CompletionStream:
-    """Yield completions or errors from workers on Ray; by default one worker with all threads."""
+    """Generate the outputs `ids` with workers on Ray, by default one worker with all CPUs. Yield
+    the id of each with its completion or error, as they finish."""
     session.prepare_environment(cluster.address)  # before ray is imported
     with option.require_extra("ray"):
         from foretoken.cluster import batch as on_cluster

@@ -1,5 +1,5 @@
-"""`foretoken bench`: measure whether speculative decoding is faster on this machine, with which
-draft and gamma."""
+"""`foretoken bench`: measure whether speculative decoding is faster than plain decoding on this
+machine, and which draft and gamma are the fastest."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DEFAULT_SAMPLING = {
     "temperature": 0.0,
     "top_k": 0,
     "top_p": 1.0,
-}  # left out of commands
+}  # these values are left out of the printed command
 COLUMN_LEGEND = {
     "first ms": "milliseconds until the first tokens",
     "tokens/s": "after the first tokens (for batches: prefill included); median and quartiles over "
@@ -60,7 +60,7 @@ COLUMN_LEGEND = {
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """Options of the timed completions and rounds."""
+    """Options for the completions and rounds that are timed."""
 
     max_new_tokens: Annotated[int, "New tokens per completion, exactly; none ends earlier."] = 96
     repeats: Annotated[int, "Rounds to time, after a warm-up round."] = 5
@@ -154,14 +154,15 @@ def bench(
 
 @contextmanager
 def _show_progress(title: str, turns: int) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar on standard error; the yielded function advances it."""
+    """Show a progress bar on standard error. Yield a function that advances it and shows a text."""
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(title, total=turns)
         yield lambda text: progress.update(bar, advance=1, description=text)
 
 
 def _print_document(document: dict[str, Any], console: Console) -> None:
-    """Print the table, the limit by memory bandwidth, and the advice."""
+    """Print the results of a benchmark: the table, the lower bound by memory bandwidth, and the
+    advice."""
     options = document["asked"]
     sampling = f"temperature {options['temperature']:g}" if options["temperature"] else "greedy"
     print_paragraph(
@@ -213,7 +214,8 @@ def _format_rate(value: float) -> str:
 
 
 def _describe_memory_floor(document: dict[str, Any]) -> str:
-    """Describe the time that a target forward needs at least, to load its weights from memory."""
+    """Return a line about memory: the least time in which a forward pass of the target can load its
+    weights, and the peak memory of the process."""
     memory = document["memory"]
     peak = f"process peak {memory['peak_bytes'] / 1e9:.2f} GB"
     if not memory["pass_bytes"]:

@@ -1,5 +1,5 @@
-"""`foretoken cache`: list the models on this machine with their drafts, converted weights and
-measured costs; remove conversions and costs."""
+"""`foretoken cache`: list the models on this machine, with their drafts, converted weights and
+measured costs; remove converted weights and costs."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def clear(
 
 
 def _list_models(models: list[inventory.FoundModel]) -> list[dict[str, Any]]:
-    """Return the models, each with the names of its possible drafts."""
+    """Return the models as JSON, each with the names of the other models that can draft for it."""
     return [
         {
             **asdict(model),
@@ -122,7 +122,8 @@ def _list_models(models: list[inventory.FoundModel]) -> list[dict[str, Any]]:
 
 
 def _list_stored() -> dict[str, Any]:
-    """Return the conversions and measured costs in the cache folder."""
+    """Return the conversions and measured costs in the cache folder as JSON, or the problem if
+    there is no usable folder."""
     from foretoken.costing import stored_costs  # late: imports torch
 
     if problem := find_cache_problem():

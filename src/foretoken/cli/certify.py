@@ -1,4 +1,5 @@
-"""`foretoken certify`: test that a pair's output on this machine has the target's distribution."""
+"""`foretoken certify`: test whether a pair's output on this machine has the target's
+distribution."""
 
 from __future__ import annotations
 
@@ -65,11 +66,11 @@ def certify(
 
     Exit code 2: a usage error; 3: no verdict, as a planted bug was missed or foretoken failed.
 
-    Greedy output is compared with plain greedy decoding, up to rounding. Sampled tokens are tested
-    against the target's distributions and against plain samples, draft tokens against the drafter's
-    probabilities, forward passes over blocks against those over single tokens. Bugs planted in the
-    same pair must be found. By chance an exact pair fails one certificate in 10,000; the seed is
-    fixed.
+    Greedy output must equal plain greedy decoding, up to rounding. Sampled tokens are compared with
+    the target's distributions and with plain samples; draft tokens are compared with the drafter's
+    probabilities; forward passes over blocks are compared with forward passes over single tokens.
+    The tests must also find bugs that are planted in the same pair. An exact pair fails one
+    certificate in 10,000 by chance; the seed is fixed.
     """
     lines = prompt_files.read_first_prompts(prompts, limit) if prompts else []
     params = SamplingParams(temperature, top_k, top_p, min_p)
@@ -136,7 +137,8 @@ def _print_certificate(pair: dict[str, Any], certificate: Certificate) -> None:
 
 
 def _iter_table_rows(certificate: Certificate) -> Iterator[tuple[str, ...]]:
-    """Yield the table's rows: test, sample, p-value, total variation that it catches, result."""
+    """Yield the rows of the table: test, sample, p-value, the smallest total variation that the
+    test detects, result."""
     shapes = certificate.shapes
     yield (
         "logits of blocks against single tokens",

@@ -1,5 +1,5 @@
-"""`foretoken chat`: a conversation, or plain text continued line by line, with a model in this
-process or on a server."""
+"""`foretoken chat`: hold a conversation with a model in this process or on a server, or let it
+continue lines of plain text."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def chat(
     On a terminal, /help lists commands to remove turns, change options, save and load. Otherwise
     every line of standard input is a message, and only the replies are printed.
     """
-    # Mistakes are reported before models load, which takes seconds
+    # Report mistakes before models load, which takes seconds
     target = option.merge_target(place, target)
     options = sampling.given
     SamplingParams(**options)
@@ -133,5 +133,6 @@ def chat(
 
 
 def _list_given_flags(group: Any) -> list[str]:
-    """Return the flags of the options in a group that the user set."""
+    """Return the flags of those options of a group (a dataclass) that differ from their
+    defaults."""
     return [format_flag(f.name) for f in fields(group) if getattr(group, f.name) != f.default]

@@ -1,6 +1,6 @@
-"""Adapts functions to Typer commands: dataclasses of options become single options, and each
-paragraph of a docstring one line of help. Also `--config FILE`, and logging of commands.
-"""
+"""Converts functions to Typer commands: each field of a dataclass parameter becomes an option, and
+each paragraph of the docstring becomes one line of help. Also defines the option `--config FILE`
+and the logging of commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from foretoken.storage.files import read_text
 
 SLOW_IMPORT_SECONDS = 5.0  # the first import after an installation takes up to a minute
 log = logging.getLogger(__name__)
-# Modules that log at level INFO: long loads, and which draft was chosen
+# Modules whose messages of level INFO are printed, such as long loads and the chosen draft
 INFO_MODULES = (
     "cli.command",
     "costing.probe",
@@ -36,10 +36,10 @@ INFO_MODULES = (
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace a function's dataclass parameters by their fields, for Typer.
+    """Wrap a function for Typer: replace each dataclass parameter by one parameter per field.
 
-    Fields need defaults and, like other parameters, are `Annotated` with an Option or a help text.
-    A dataclass may name its `panel` of the help.
+    Fields must have defaults. Fields and other parameters must be `Annotated` with a Typer Option
+    or a help text. A dataclass may set `panel`, the title above its options in the help.
     """
     hints: dict[str, Any] = get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
@@ -68,12 +68,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def format_flag(name: str) -> str:
-    """Return the flag of an option's field."""
+    """Return the command-line flag for a field: "--top-k" for "top_k"."""
     return f"--{name.replace('_', '-')}"
 
 
 def make_option(name: str, hint: Any, panel: str | None = None) -> Any:
-    """Return a parameter's annotation for Typer; a string in it becomes an option's help."""
+    """Return a parameter's annotation for Typer: `Annotated[type, "help text"]` becomes
+    `Annotated[type, Option(help=...)]`; others are unchanged."""
     kind, note, *_ = (*get_args(hint), None, None)
     if get_origin(hint) is not Annotated or not isinstance(note, str):
         return hint
@@ -83,13 +84,13 @@ def make_option(name: str, hint: Any, panel: str | None = None) -> Any:
 
 
 def join_paragraph_lines(function: Callable[..., None]) -> str:
-    """Return a docstring with every paragraph on one line."""
+    """Return a function's docstring with every paragraph joined to one line."""
     return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")
 
 
 class StderrLines(logging.Handler):
-    """Prints to the current sys.stderr, which a progress bar replaces while it is drawn. Messages
-    are held while a reply is streamed, and printed after it."""
+    """Log handler that prints to sys.stderr, looked up for each message, as a progress bar replaces
+    it for a while. During a streamed reply messages are held, and printed after it."""
 
     held: list[str] | None = None  # None: no reply is being streamed
 
@@ -101,20 +102,20 @@ class StderrLines(logging.Handler):
 
 
 def hold_messages() -> None:
-    """Hold messages, as a reply begins to be streamed."""
+    """Hold log messages from now on, as a reply is being streamed."""
     StderrLines.held = StderrLines.held or []
 
 
 def release_messages() -> None:
-    """Print the held messages, after a reply."""
+    """Print the log messages held during a reply, and hold no more."""
     held, StderrLines.held = StderrLines.held, None
     for message in held or ():
         print(message, file=sys.stderr)
 
 
 def set_up_logging() -> None:
-    """Log foretoken's warnings and slow work to standard error; turn off transformers' progress
-    bars and reports, so that an error is one line."""
+    """Print foretoken's warnings and messages about slow work on standard error. Turn off
+    transformers' progress bars and logging, so that an error is a single line."""
     ours = logging.getLogger("foretoken")
     if not ours.handlers:
         ours.addHandler(StderrLines())
@@ -130,7 +131,8 @@ def set_up_logging() -> None:
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Use the values of a YAML file as the defaults of options."""
+    """Callback of --config: use the values in a YAML file as the defaults of options. Raises
+    InputError for a file that is not a mapping of known options."""
     if path is None:
         return None
     import yaml  # late: only --config needs it; a dependency of transformers

@@ -1,5 +1,5 @@
-"""Output of `foretoken generate`: completions, steps, the speed-up, and the distance from the
-target's distribution with lenience; as text or JSON."""
+"""Output of `foretoken generate` as text or JSON: completions, their steps, the speed-up and, with
+lenience, the distance from the target's distribution."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ MAX_HEADING_CHARS = 60  # of a prompt in the heading of its completion
 
 @dataclass(frozen=True, slots=True)
 class TaskAnswer:
-    """A completion with its task; `copy` is its index among the outputs of one prompt."""
+    """A completion, with its prompt and options (`task`). `copy` is its index among the outputs of
+    the same prompt."""
 
     task: PromptWithParams
     copy: int
@@ -43,7 +44,7 @@ class TaskAnswer:
 
     @property
     def prompt_text(self) -> str:
-        """The prompt, or the last of the messages."""
+        """The prompt as a string, or the content of the last message."""
         line = self.task.line
         if line.messages:
             return str(line.messages[-1].get("content") or "")
@@ -51,12 +52,13 @@ class TaskAnswer:
 
     @property
     def input_ids(self) -> list[int]:
-        """Ids of the prompt, or of the source of an encoder-decoder."""
+        """The ids of the prompt, or for an encoder-decoder of the source."""
         return self.request.source or self.request.prompt
 
     @property
     def heading(self) -> str:
-        """The name, the line's id if it has one, and the beginning of the prompt."""
+        """A heading line: the answer's name, the id given in the prompt file, if any, and the
+        beginning of the prompt."""
         line = self.task.line
         suffix = "" if line.id is None else f" ({line.id})"
         text = " ".join(self.prompt_text.split())
@@ -70,8 +72,9 @@ class TaskAnswer:
         return completion.finish_reason == "length" and len(completion.tokens) < max_new_tokens
 
     def follows_target(self, lenience: float) -> bool:
-        """Return whether the output follows the target's distribution: lenience is 1, or it has no
-        draft tokens or, if greedy, only tokens that are the target's argmax."""
+        """Return whether the output follows the target's distribution in spite of this lenience: it
+        is 1, or a greedy output has only the target's argmax tokens, or a sampled output has no
+        draft tokens."""
         stats = self.completion.stats
         return lenience == 1 or not (stats.bias if self.task.params.greedy else stats.drafted)
 
@@ -79,7 +82,8 @@ class TaskAnswer:
 def pair_answers(
     tasks: list[PromptWithParams], requests: list[Request], completions: Iterable[Completion]
 ) -> Iterator[TaskAnswer]:
-    """Pair completions with their tasks; after an interruption only the first tasks have one."""
+    """Yield each completion with its task and request, in order. After an interruption there are
+    fewer completions than requests; the rest is left out."""
     copies = [(task, copy) for task in tasks for copy in range(task.num_outputs)]
     paired = zip(completions, copies, requests, strict=False)
     return (TaskAnswer(*which, request, completion) for completion, which, request in paired)
@@ -93,10 +97,13 @@ def print_answers(
     printed: bool = False,
     automatic: bool = False,
 ) -> None:
-    """Print each completion, as ids without a tokenizer; several get headings like `head`'s.
+    """Print completions, as ids if there is no tokenizer; if there are several, each under a
+    heading.
 
-    steps: print the steps too. automatic: explain then if automatic gamma made few draft tokens.
-    printed: the completion was streamed already.
+    Args:
+        steps: Print the steps of each completion instead of its plain text.
+        printed: The completion was printed already, as it was streamed.
+        automatic: Gamma is automatic: below the steps, explain it if few steps had draft tokens.
     """
     for i, answer in enumerate(answers):
         completion = answer.completion
@@ -111,7 +118,8 @@ def print_answers(
 
 
 def format_piece(text: str | None, tokens: list[int], before: int) -> str:
-    """Return the next part of an output, after `before` tokens; ids if there is no tokenizer."""
+    """Return the next part of an output for printing: `text`, or if it is None (no tokenizer) the
+    ids separated by commas. `before`: the number of tokens before this part."""
     if text is not None:
         return text
     return "," * (bool(tokens) and before > 0) + _format_ids(tokens)
@@ -122,8 +130,9 @@ def _format_ids(tokens: list[Any]) -> str:
 
 
 def iter_remarks(answers: list[TaskAnswer], lenience: float, *, as_json: bool) -> Iterator[str]:
-    """Yield lines for standard error: failures and, without --json, outputs that the context length
-    ended, and the distance from the target's distribution with lenience."""
+    """Yield the lines to print on standard error after the answers: their failures and, without
+    --json, which outputs the context length ended and, with lenience, the distance from the
+    target's distribution."""
     for answer in answers:
         if answer.completion.error is not None:
             yield f"error: {answer.name}: {answer.completion.error}"
@@ -140,7 +149,8 @@ def iter_remarks(answers: list[TaskAnswer], lenience: float, *, as_json: bool) -
 
 
 def _print_steps(spec: Speculator, answer: TaskAnswer) -> None:
-    """Print the completion and its steps like figure 1 of the paper, a legend and statistics."""
+    """Print a completion, its steps in the style of figure 1 of the paper, a legend and
+    statistics."""
     completion, ids = answer.completion, answer.input_ids
     console = Console(highlight=False)
     console.print(Text(answer.prompt_text, style="bold"), soft_wrap=True)  # a str would be markup
@@ -158,28 +168,32 @@ def _print_steps(spec: Speculator, answer: TaskAnswer) -> None:
 
 
 def format_figures(tokens: int, calls: int, alpha: float | None) -> str:
-    """Return the statistics of an output in words."""
+    """Return a line of statistics about an output: tokens, target forwards (`calls`; 0: unknown)
+    and alpha (None: unknown)."""
     per_forward = f" in {calls} target forwards ({tokens / calls:.2f} per forward)" if calls else ""
     return f"{tokens} tokens{per_forward}{'' if alpha is None else f', alpha {alpha:.2f}'}"
 
 
 def learn_costs(spec: Speculator, params: list[SamplingParams]) -> None:
-    """Measure the costs of steps, if unknown, for a batch with these sampling params."""
+    """Measure the costs of steps for a batch with these sampling params, unless they are known or
+    the pair has no draft."""
     if spec.costing.drafts:
         with show_waiting("measuring the costs of steps"):
             spec.costing.ensure_costs(params, len(params))
 
 
-MIN_SILENT_SHARE = 0.9  # of steps without draft tokens, above which no speed-up is reported
+# If a larger share of the steps has no draft tokens, no speed-up is reported
+MIN_SILENT_SHARE = 0.9
 SELDOM_TEXT = (
-    "it made draft tokens in {:.0%} of the steps; in the others the drafter proposed none, or they "
-    "would not pay"
+    "only {:.0%} of the steps had draft tokens; in the other steps the drafter proposed none, or "
+    "they would not have made decoding faster"
 )
 OTHER_DRAFTS_TEXT = "--gamma 2 always drafts, --draft chooses another draft"
 
 
 def _explain_plain_decoding(spec: Speculator, completion: Completion) -> str | None:
-    """Return a remark if automatic gamma mostly decoded plainly; None without a draft."""
+    """Return a remark if, with automatic gamma, most steps had no draft tokens; else None, also if
+    there is no draft."""
     made = [step.drafted > 0 for step in completion.steps]
     if not spec.costing.drafts or not made or sum(made) >= (1 - MIN_SILENT_SHARE) * len(made):
         return None
@@ -187,7 +201,9 @@ def _explain_plain_decoding(spec: Speculator, completion: Completion) -> str | N
 
 
 def print_speedup(comparison: Any) -> None:
-    """Print the measured speed-up, and the paper's prediction from the measured alpha, c and v."""
+    """Print the speed-up of a `races.Comparison`, and the paper's prediction from the measured
+    alpha, c and v. Print both times without a speed-up if automatic gamma mostly decoded
+    plainly."""
     console = open_console()
     plain_seconds, seconds = comparison.plain_seconds_per_token, comparison.seconds_per_token
     times = f"plain {plain_seconds * 1e3:.2f} ms per token"
@@ -205,7 +221,8 @@ def print_speedup(comparison: Any) -> None:
 
 
 def _print_ratio(console: Console, times: str, comparison: Any) -> None:
-    """Print the speed-up and its prediction."""
+    """Print the measured speed-up and, if there is one, its prediction by Theorem 3.8. `times`: the
+    time of plain decoding in words."""
     draft_tokens = f"gamma {comparison.gamma}"
     if comparison.gamma is None:
         draft_tokens = f"{comparison.mean_gamma:.1f} draft tokens per step"
@@ -227,8 +244,8 @@ def _print_ratio(console: Console, times: str, comparison: Any) -> None:
 
 
 def describe_departure(answers: list[TaskAnswer], lenience: float) -> str:
-    """Describe the distance of outputs, all greedy or all sampled, from the target's distribution
-    with lenience."""
+    """Describe how far outputs with lenience are from the target's distribution. The outputs must
+    be all greedy or all sampled."""
     if all(answer.follows_target(lenience) for answer in answers):
         return f"lenience {lenience:g}: still the target's distribution"
     completions = [answer.completion for answer in answers]
@@ -237,8 +254,8 @@ def describe_departure(answers: list[TaskAnswer], lenience: float) -> str:
     if answers[0].task.params.greedy:
         return (
             f"lenience {lenience:g}: not the target's greedy output: {round(bias)} of {tokens} "
-            "tokens are not its most probable ones; each has at least "
-            f"{lenience:g} times the probability of the most probable"
+            "tokens are not the target's most probable token, but each has at least "
+            f"{lenience:g} times the probability of that token"
         )
     return (
         f"lenience {lenience:g}: not the target's distribution but {bias / max(1, tokens):.4f} "
@@ -250,7 +267,8 @@ def describe_departure(answers: list[TaskAnswer], lenience: float) -> str:
 def begin_json(
     spec: Speculator, answers: Iterable[TaskAnswer], speculation: dict[str, Any]
 ) -> Iterator[TaskAnswer]:
-    """Yield the answers, and print each as a line of the JSON document, which `end_json` ends."""
+    """Print the beginning of the JSON document, then each answer as a line of it. Yield the
+    answers; `end_json` prints the rest of the document."""
     print(json.dumps(describe_pair(spec))[:-1], end=', "completions": [')
     for i, answer in enumerate(answers):
         line = json.dumps(answer_to_dict(answer, speculation), allow_nan=False)
@@ -259,7 +277,8 @@ def begin_json(
 
 
 def end_json(comparison: Any) -> None:
-    """Print the rest of the JSON document."""
+    """Print the end of the JSON document that `begin_json` began, with the comparison if there is
+    one."""
     print("\n]", end="")
     if comparison:
         compared = {**asdict(comparison), "speedup": comparison.speedup}
@@ -268,7 +287,7 @@ def end_json(comparison: Any) -> None:
 
 
 def describe_pair(spec: Speculator) -> dict[str, Any]:
-    """Return the names at the beginning of the JSON document."""
+    """Return the names of target, draft and backend for the beginning of the JSON document."""
     return {
         "target": spec.target_name,
         "draft": spec.draft_name,
@@ -277,7 +296,8 @@ def describe_pair(spec: Speculator) -> dict[str, Any]:
 
 
 def answer_to_dict(answer: TaskAnswer, speculation: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer for `--json`; its `params` are in the form of a prompt file's line."""
+    """Return an answer as a JSON object for --json. Its `params` have the format of the options in
+    a line of a prompt file."""
     return {
         "prompt": answer.task.number,
         "id": answer.task.line.id,
@@ -314,5 +334,5 @@ def _logprobs_to_dict(logprobs: Logprobs) -> dict[str, Any]:
 
 
 def _finite_or_none(logprob: float) -> float | None:
-    """Return None for an infinite logprob, which JSON cannot hold: a token of probability 0."""
+    """Return the logprob, or None if it is -inf, for a token of probability 0: JSON has no -inf."""
     return logprob if math.isfinite(logprob) else None

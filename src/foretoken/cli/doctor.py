@@ -1,5 +1,5 @@
-"""`foretoken doctor`: versions, processor, memory and devices; or the backend of a model, and the
-reason."""
+"""`foretoken doctor`: show the versions, processor, memory and devices of this machine, or the
+backend of a model and the reason for it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _format_model(document: dict[str, Any]) -> Iterator[str]:
     if document.get("exact"):
         yield EXACT_TEXT[document["exact"]]
     if document["runtime"] and document["asked"] == "int8" and document["dtype"] == "int4":
-        yield "its weights have four bits already, which int8 does not change: same as int4"
+        yield "its weights have four bits already, so int8 is the same as int4 for this model"
     if document.get("ends"):
         yield document["ends"]
     if document.get("lacks"):

@@ -1,4 +1,5 @@
-"""`foretoken export vllm`: print vLLM's command for the same target, draft and gamma."""
+"""`foretoken export vllm`: print the vLLM command that serves the same target with the same draft
+and gamma."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from foretoken.loading.published_drafts import get_cached_kind
 from foretoken.sampling.params import SamplingParams
 
 FORETOKEN_ONLY_DRAFTS = ("self", "copy", "uniform")  # named drafts that vLLM lacks
-# Options of a benchmark that vLLM's command has, or does not need
+# Options of a benchmark that the vLLM command contains or does not need; others are reported
 EXPORTED_OPTIONS = (
     "target",
     "draft",
@@ -33,7 +34,7 @@ EXPORTED_OPTIONS = (
     "runtime",
 )
 VLLM_METHODS = ("draft_model", "eagle3", "mtp", "dflash", "dspark")  # kinds of draft in vLLM
-MAX_MATCH_TOKENS = 8  # vLLM's look-up needs a limit, foretoken's has none
+MAX_MATCH_TOKENS = 8  # vLLM's look-up needs a limit; foretoken's look-up has no limit
 VLLM_DIFFERENCES_TEXT = (
     "vLLM chooses the dtype itself (--dtype float32 is foretoken's default), uses one gamma for "
     "all steps, refuses min_p, and has no lenience with a reported bias; with a seed, its output "
@@ -45,7 +46,8 @@ app = typer.Typer(no_args_is_help=True, help="Print vLLM's command for the same 
 
 @dataclass(frozen=True, slots=True)
 class ExportSetting:
-    """A target, a draft ("none": plain decoding), gamma, and the temperature of requests."""
+    """The setting to export: target, draft ("none": plain decoding), gamma, and the temperature of
+    requests."""
 
     target: str
     draft: str
@@ -103,14 +105,17 @@ def _settings_from_file(file: Path) -> ExportSetting:
     if adapter := plan.load.get("adapter"):
         raise RefusedError(
             f"{file} measured {target} with the adapter {adapter}, which vLLM's command would "
-            "leave out; merge it into a folder, and measure that"
+            "leave out; merge the adapter into the model, and measure the merged model"
         )
     options = {n: each for n, each in plan.load.items() if n not in EXPORTED_OPTIONS}
     if options.get("dtype") not in ROUNDED_DTYPES:
         options.pop("dtype", None)
     if options:
         left_out = shlex.join(option.format_flags(options))
-        print(f"vLLM's command leaves out {left_out} of the benchmark", file=sys.stderr)
+        print(
+            f"vLLM's command leaves out these options of the benchmark: {left_out}",
+            file=sys.stderr,
+        )
     if _is_encoder_decoder(Path(target)):
         raise _make_encoder_decoder_error(target)
     revisions = plan.load.get("revision"), plan.load.get("draft_revision")
@@ -148,15 +153,16 @@ def _settings_from_options(
 
 
 def _strip_lookup(draft: str) -> str:
-    """Return a draft's folder or name, without the look-up of lookup+DRAFT, which vLLM lacks."""
+    """Return a draft's folder or name. For lookup+DRAFT it is that of DRAFT, as vLLM cannot combine
+    look-up with a draft."""
     main_draft = named_models.strip_lookup(draft)
     if main_draft != draft:
-        print("vLLM cannot combine look-up with a draft: it is left out", file=sys.stderr)
+        print("vLLM cannot combine look-up with a draft; look-up is left out", file=sys.stderr)
     return str(named_models.find_draft_folder(main_draft) or main_draft)
 
 
 def _is_encoder_decoder(folder: Path) -> bool:
-    """Return whether a folder holds an encoder-decoder; False for hub ids."""
+    """Return whether a folder has the config of an encoder-decoder; False if it is a hub id."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return bool(config.get("is_encoder_decoder"))
@@ -171,16 +177,16 @@ def _make_encoder_decoder_error(target: str) -> RefusedError:
 
 
 def _find_gguf_or_name(model: str) -> str:
-    """Return the path of a model's GGUF file, or its name if it is not a GGUF model."""
+    """Return the path of the GGUF file that `model` names; `model` itself if it names none."""
     found = hub.find_gguf(model) if hub.is_folder(model) or hub.HUB_GGUF.fullmatch(model) else None
     return str(found or model)
 
 
 def make_speculative_config(setting: ExportSetting) -> dict[str, Any] | None:
-    """Return vLLM's --speculative-config; None for plain decoding.
+    """Return the value of vLLM's --speculative-config for a setting; None for plain decoding.
 
     Raises:
-        RefusedError: vLLM has no such draft.
+        RefusedError: vLLM does not support the setting's draft.
     """
     draft, count = setting.draft, {"num_speculative_tokens": setting.gamma}
     if draft == "none" or not setting.gamma:

@@ -1,4 +1,5 @@
-"""`foretoken generate`: complete prompts, show the steps, and compare with plain decoding."""
+"""`foretoken generate`: complete prompts; optionally show the steps or compare the speed with plain
+decoding."""
 
 from __future__ import annotations
 
@@ -56,9 +57,9 @@ def generate(
     """Complete a prompt, or many, in the target's own distribution.
 
     Temperature, top-k, top-p and min-p are not taken from the model's generation config. Stop
-    conditions, penalties and bans are, unless they are given.
+    conditions, penalties and bans are taken from it, unless they are given.
     """
-    # Mistakes are reported before torch is imported, which takes seconds, and before models load
+    # Report mistakes before torch is imported, which takes seconds, and before models load
     target, prompt = option.split_arguments(words, target)
     target = option.resolve_target(target)
     options, template = sampling.given, messages.template
@@ -68,8 +69,8 @@ def generate(
     if output is not None:
         if prompt_file is None or prompt is not None or compare or show_tokens or as_json:
             raise InputError(
-                "--output needs a file of prompts; give --prompt-file, without a prompt, "
-                "--compare, --show-tokens or --json"
+                "--output needs a file of prompts; give --prompt-file, and leave the prompt, "
+                "--compare, --show-tokens and --json out"
             )
         tasks, bad = prompts.read_tasks(prompt_file, messages, options)
         lines = batch_file.BatchJob(tasks, (target, draft), loading, template, seed, speculation)
@@ -115,9 +116,11 @@ def _print_completions(
     show_tokens: bool,
     as_json: bool,
 ) -> None:
-    """Generate and print all completions. Exit with code 1 if one failed, 130 after Ctrl-C.
+    """Generate and print all completions. Exit with code 1 if a completion failed, 130 after
+    Ctrl-C.
 
-    JSON is printed completion by completion, and is valid also after a failure or Ctrl-C.
+    With `as_json` each completion is printed when it is finished; the JSON document is complete
+    also after a failure or Ctrl-C.
     """
     keys = prompts.make_keys(tasks, seed)
     requests: list[Request] = []
@@ -125,7 +128,7 @@ def _print_completions(
         with task.line.prefix_errors():  # an invalid prompt raises here
             requests += spec.inputs.make_requests([prompt], task.params, [key])
     streamed = len(requests) == 1 and not (as_json or show_tokens)
-    if not streamed or compare:  # streaming begins sooner without the preparation
+    if not streamed or compare:  # without this preparation, streaming begins sooner
         spec = spec.prepared()
     if speculation["gamma"] is None:
         completion_output.learn_costs(spec, [request.params for request in requests])
@@ -149,7 +152,7 @@ def _print_completions(
         if compare and not broken:
             from foretoken.measurement import races  # late: imports torch
 
-            # The steps' time excludes a measurement of costs
+            # The sum over steps excludes the time in which costs were measured
             steps = answers[0].completion.steps
             once = sum(x.draft_seconds + x.score_seconds + x.verify_seconds for x in steps)
             seconds = 2 * races.COMPARISON_REPEATS * once
@@ -178,7 +181,8 @@ def _stream_completion(
     keys: list[tuple[int, int]],
     speculation: dict[str, Any],
 ) -> Completion:
-    """Print the output as it is generated, as ids if there is no tokenizer."""
+    """Print the output of one prompt as it is generated, as ids if there is no tokenizer, and
+    return the completion. Exit with code 1 if it fails, 130 after Ctrl-C."""
     pieces = spec.stream([prompt], task.params, seed=keys, **speculation)
     tokens = 0
     try:
@@ -205,9 +209,9 @@ def _stream_completion(
 def _generate_completions(
     spec: Speculator, seqs: list[SequenceState], speculation: dict[str, Any]
 ) -> Iterator[Completion]:
-    """Yield completions in order; after Ctrl-C those that have begun.
+    """Yield the sequences' completions in order; after Ctrl-C only completions that have begun.
 
-    A progress bar is shown on standard error if they do not fit one batch.
+    A progress bar is shown on standard error if the sequences do not fit in one batch.
     """
     from foretoken.inputs import resolve_verifier  # late: imports torch
 

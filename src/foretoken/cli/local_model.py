@@ -1,6 +1,5 @@
-"""Replies for `foretoken chat` from a model in this process, by an engine of batch size 1 with a
-prefix cache, if the backend has one. Imported late: it imports torch.
-"""
+"""Generates the replies of `foretoken chat` with a model in this process. The engine has batch size
+1 and, if the backend supports it, a prefix cache. Import this module late: it imports torch."""
 
 from __future__ import annotations
 
@@ -25,7 +24,8 @@ from foretoken.text.decoding import IncrementalDetokenizer
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A Speculator and its engine. `template` renders messages; all replies share `seed`."""
+    """Source of chat replies: a Speculator and its engine. `template` renders messages; the random
+    key of a reply is (`seed`, number of the reply)."""
 
     spec: Speculator
     engine: Engine
@@ -38,18 +38,19 @@ class LocalModel:
         return ", ".join(map(get_base_name, (self.spec.target_name, self.spec.draft_name)))
 
     def get_default_options(self, *, messages: bool) -> dict[str, Any]:
-        """Return the default options of a reply: for messages the sampling of the model's
-        generation config, and a limit of new tokens."""
+        """Return the sampling options that a reply has by default: for a conversation (`messages`)
+        those of the model's generation config and a limit of new tokens, for plain text none."""
         return {**self.spec.suggested, "max_new_tokens": DEFAULT_ANSWER_TOKENS} if messages else {}
 
     def get_plain_seconds(self, options: Mapping[str, Any]) -> float | None:
-        """Return the seconds per token of plain decoding after a short prompt; None if not
-        measured. `options` includes the defaults."""
+        """Return the seconds per token of plain decoding after a short prompt, as measured for the
+        closest sampling params; None if they were not measured. `options`: all options of the
+        reply, with the defaults."""
         costs = self.gamma is None and self.spec.costing.find_nearest(SamplingParams(**options))
         return costs[0].step_seconds(0) if costs else None
 
     def require(self, options: Mapping[str, Any]) -> None:
-        """Raise InputError or RefusedError for options that the model does not support."""
+        """Raise InputError or RefusedError for sampling options that the model does not support."""
         require_supported_params(
             SamplingParams(**options), self.spec.target, self.spec.tokenizer is not None
         )
@@ -57,10 +58,11 @@ class LocalModel:
     def stream_reply(
         self, prompt: ChatPrompt, options: Mapping[str, Any], number: int, reply: ChatReply
     ) -> Generator[ReplyPart]:
-        """Yield the reply to a prompt in parts, and update the counts of `reply`; closing the
-        generator aborts the request.
+        """Yield the reply to a prompt in parts as it is generated, and update the counts in
+        `reply`. Closing the generator aborts the request.
 
-        number: of prompts before this one. Raises ReplyError if generation fails.
+        `number`: the number of earlier prompts in the session, for the random key. Raises
+        ReplyError if generation fails.
         """
         spec, messages = self.spec, not isinstance(prompt, str)
         line = PromptLine(prompt) if isinstance(prompt, str) else PromptLine("", messages=[*prompt])
@@ -92,7 +94,8 @@ class LocalModel:
 
 
 def require_template(template: ChatTemplate, target: TargetInfo) -> None:
-    """Raise InputError if the target lacks a tokenizer or any chat template."""
+    """Raise InputError if the target has no tokenizer, or if neither the user nor the target
+    provides a chat template."""
     problem = f"{get_base_name(target.name)} has no"
     if target.tokenizer is None:
         raise InputError(
@@ -117,16 +120,17 @@ def open_local_model(
     rule: str,
     lenience: float,
 ) -> Iterator[LocalModel]:
-    """Open a Speculator as a source of replies.
+    """Create an engine and yield the LocalModel that uses it; close the engine at the end.
 
-    messages: prompts are conversations; the prefix cache then holds the earlier turns.
+    `messages`: whether prompts are conversations; then earlier turns stay in a prefix cache.
     """
     with Engine(spec, 1, prefix_cache=messages, rule=rule, lenience=lenience) as engine:
         yield LocalModel(spec, engine, template, gamma, seed)
 
 
 def _spell_tokens(step: StepRecord, stream: IncrementalDetokenizer | None) -> Iterator[ReplyToken]:
-    """Yield the tokens that a step committed, decoded, with their fates."""
+    """Yield the tokens that a step committed: the text of each, and whether it is an accepted draft
+    token or the target's own."""
     own_fate = "corrected" if step.drafted else "plain"
     for i, token in enumerate(step.new_tokens):
         spelled = stream.add([token]) if stream else str(token)

@@ -1,7 +1,6 @@
-"""Options that several commands share: single ones, and dataclasses of them, one for each panel of
-`--help`, which `cli.command` unpacks. Options of sampling and of loading are derived from the
-declarations of `SamplingParams` and `LoadOptions`.
-"""
+"""Options that several commands share: single options, and dataclasses of options, which
+`cli.command` unpacks. Each dataclass is a panel of `--help`. Options of sampling and of loading are
+derived from the declarations of `SamplingParams` and `LoadOptions`."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ from foretoken.sampling.params import SAMPLING_OPTIONS, SamplingParams
 from foretoken.sampling.speculation import SPECULATION_OPTIONS as SPECULATION
 from foretoken.storage.files import name_path_in_errors, parse_json, read_text
 
-# Functions import late: torch takes seconds, and mistakes are reported before that
+# Functions import torch late: it takes seconds, and mistakes of the user are reported before that
 if TYPE_CHECKING:
     from foretoken.loading.target import TargetInfo
     from foretoken.speculator import Speculator
@@ -74,14 +73,16 @@ def _parse_list(name: str, value: str) -> Any:
 
 
 def parse_numbers(name: str, text: str, kind: type[NumberType]) -> tuple[NumberType, ...]:
-    """Parse numbers separated by commas. Raises InputError for anything else."""
+    """Parse the value of option `name` as numbers separated by commas. Raises InputError for
+    anything else."""
     try:
         return tuple(map(kind, text.split(",")))
     except ValueError:
         raise InputError(f"{name} is {text!r:.60}; give numbers separated by commas") from None
 
 
-# By the check of a declared option: its type on the command line, and the parser of a string
+# By the check of a declared option: the option's type on the command line, and for a string value
+# the function that parses it
 OPTION_TYPES: dict[Any, Any] = {
     Number: float,
     Count: int,
@@ -100,7 +101,8 @@ OPTION_PARSERS: dict[Check, Callable[[str, str], Any]] = {
 
 
 def _make_annotation(name: str, declared: DeclaredOption) -> Any:
-    """Return a field's annotation with its Typer option."""
+    """Return the annotation of a declared option's field: its type on the command line, with a
+    Typer option."""
     check = declared.check
     kind = OPTION_TYPES.get(check, OPTION_TYPES.get(type(check), str))
     help = f"{declared.help} Give ids separated by commas." if check is as_ids else declared.help
@@ -115,13 +117,14 @@ def _make_annotation(name: str, declared: DeclaredOption) -> Any:
 
 
 def get_changed_options(options: TargetFileOptions) -> dict[str, Any]:
-    """Return the options that differ from `foretoken.load`'s defaults, as its keywords."""
+    """Return the keyword arguments of `foretoken.load` whose values differ from its defaults."""
     defaults = LoadOptions()
     return {n: each for n, each in options.arguments.items() if each != getattr(defaults, n)}
 
 
 def format_flags(keywords: Mapping[str, Any]) -> list[str]:
-    """Return keywords of `foretoken.load` as words of a command line."""
+    """Return keyword arguments of `foretoken.load` as the words of a command line: flags, each
+    followed by its value if it takes one."""
     words: list[str] = []
     for name, value in keywords.items():
         words.append(LOADING[name].flag or format_flag(name))
@@ -130,7 +133,8 @@ def format_flags(keywords: Mapping[str, Any]) -> list[str]:
 
 
 def make_option_group(declarations: Mapping[str, DeclaredOption], defaults: object) -> Any:
-    """Make a dataclass of declared options with the values of `defaults` as defaults."""
+    """Make a dataclass with a field for each declared option. Their defaults are the attributes of
+    `defaults` with the same names."""
     members: list[tuple[str, Any, Any]] = []
     for each, declared in declarations.items():
         default = getattr(defaults, each)
@@ -144,7 +148,8 @@ def make_option_group(declarations: Mapping[str, DeclaredOption], defaults: obje
 
 
 def _select_options(*, one_text: bool) -> dict[str, DeclaredOption]:
-    """Return the options of a single output, or the others, in the order of panels."""
+    """Return the sampling options that apply to a single output, or with `one_text` False those of
+    the whole request, in the order of the help's panels."""
     names = [
         n for n, each in SAMPLING_OPTIONS.items() if each.one_text is one_text and n != "structured"
     ]
@@ -162,7 +167,8 @@ PerRequestGroup: Any = make_option_group(_select_options(one_text=False), Sampli
 
 @dataclass(frozen=True)
 class StructuredOutputOptions:
-    """Options of `structured`, a constraint on the output; at most one may be given."""
+    """Options for `SamplingParams.structured`, a constraint on the output. At most one may be
+    given."""
 
     panel: ClassVar[str] = "Structured output"
     json_schema: Annotated[Path | None, "Make the output match the JSON schema in this file."] = (
@@ -173,7 +179,8 @@ class StructuredOutputOptions:
     choice: Annotated[list[str] | None, "Allow only this output; repeat it to allow others."] = None
 
     def build_structured(self) -> dict[str, Any] | None:
-        """Return the value of `structured`, or None if no option is given."""
+        """Return the value for `SamplingParams.structured`, or None if no option is given. Raises
+        RefusedError if several are given, InputError for an invalid file."""
         values = {
             field.name: getattr(self, field.name) for field in fields(StructuredOutputOptions)
         }
@@ -195,12 +202,12 @@ class SequenceOptions(StructuredOutputOptions, PerSequenceGroup):
 
     @property
     def given(self) -> dict[str, Any]:
-        """Options that the user set, keyed by field of `SamplingParams`, as JSON values. Raises
+        """The options that the user set, as JSON values keyed by field of `SamplingParams`. Raises
         InputError for an invalid value."""
         values: dict[str, Any] = {**vars(self), "structured": self.build_structured()}
         defaults = {field.name: field.default for field in fields(self)}
         options: dict[str, Any] = {}
-        for name, declared in SAMPLING_OPTIONS.items():  # the order of errors
+        for name, declared in SAMPLING_OPTIONS.items():  # the first error in this order is raised
             value = values.get(name)
             if value is None or value is False or value == [] or value == defaults.get(name):
                 continue
@@ -210,7 +217,7 @@ class SequenceOptions(StructuredOutputOptions, PerSequenceGroup):
         return options
 
 
-DEFAULT_ANSWER_TOKENS = 1024  # limit of a chat's reply, if none is given
+DEFAULT_ANSWER_TOKENS = 1024  # default maximum of new tokens in a chat's reply
 _MODEL_DEFAULT_HELP = "Default: from the model's generation config"
 _ANSWER_HELP = {
     "temperature": f"Sampling temperature; 0 is greedy. {_MODEL_DEFAULT_HELP}, else 0.",
@@ -247,7 +254,7 @@ def _make_loading_group(name: str) -> Any:
 
 @dataclass(frozen=True)
 class OriginOptions(_make_loading_group("origin")):
-    """A model's version, and whether its own code may run."""
+    """Options for where a model comes from: its revision, and whether its own code may run."""
 
     panel: ClassVar[str] = "Loading"
 
@@ -260,7 +267,7 @@ class TargetFileOptions(_make_loading_group("reading"), OriginOptions):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return these as keyword arguments of `foretoken.load`."""
+        """Return the options as keyword arguments of `foretoken.load`."""
         keywords = asdict(self)
         ignored = keywords.pop("ignore_generation_config")
         return keywords | {"generation_config": "ignore" if ignored else None}
@@ -268,12 +275,12 @@ class TargetFileOptions(_make_loading_group("reading"), OriginOptions):
 
 @dataclass(frozen=True)
 class PlacementOptions(_make_loading_group("placing")):
-    """Device, backend and precision of a model."""
+    """Options for the device, backend and precision of a model."""
 
 
 @dataclass(frozen=True)
 class TargetLoadOptions(_make_loading_group("target"), TargetFileOptions, PlacementOptions):
-    """All options of a target that generates."""
+    """All options for loading a target that generates, without a draft."""
 
     def load(
         self,
@@ -281,8 +288,8 @@ class TargetLoadOptions(_make_loading_group("target"), TargetFileOptions, Placem
         draft: str | None,
         check: Callable[[TargetInfo], object] = lambda target: None,
     ) -> Speculator:
-        """Call `foretoken.load` with these options. check: called with the target's config and
-        tokenizer, before weights are loaded or converted."""
+        """Return the pair that `foretoken.load` loads with these options. `check` is called with
+        the target's config and tokenizer before weights are loaded or converted; it may raise."""
         from foretoken.loading.load import load_checked
 
         return load_checked(check, target, draft, **self.arguments)
@@ -290,11 +297,11 @@ class TargetLoadOptions(_make_loading_group("target"), TargetFileOptions, Placem
 
 @dataclass(frozen=True)
 class PairLoadOptions(_make_loading_group("pair"), TargetLoadOptions):
-    """All options of a target with a draft."""
+    """All options for loading a target with a draft."""
 
     def require(self, target: str | None) -> None:
-        """Raise InputError or RefusedError for invalid options and for a target that is neither a
-        folder nor a hub id, before torch is imported, which takes seconds."""
+        """Raise InputError or RefusedError if an option is invalid or the target is neither a
+        folder nor a hub id. Does not import torch, which takes seconds."""
         LoadOptions(**self.arguments)
         if (adapter := self.arguments["adapter"]) is not None:
             adapters.find_adapter(adapter)
@@ -319,14 +326,18 @@ Draft = Annotated[str | None, DRAFT_HELP]
 
 
 def merge_target(positional: str | None, named: str | None) -> str | None:
-    """Return the target, given by position or by --target. Raises InputError if these differ."""
+    """Return the target, which may be given as an argument (`positional`) or with --target
+    (`named`); None if it is not given. Raises InputError if the two differ."""
     if positional is not None and named is not None and positional != named:
-        raise InputError(f"the target is {positional!r} and --target {named!r}; give one of them")
+        raise InputError(
+            f"the argument TARGET is {positional!r}, but --target is {named!r}; give one of them"
+        )
     return positional if named is None else named
 
 
 def resolve_target(target: str | None) -> str:
-    """Return the target, or the default, whose name is printed if it is not `novels`."""
+    """Return `target`, or if it is None the default target. The name of the default is printed,
+    unless it is novels."""
     if target is not None:
         return target
     if (default := named_models.get_default_target()) != named_models.NOVELS:
@@ -348,14 +359,18 @@ PromptArguments = Annotated[
 
 
 def split_arguments(words: list[str] | None, named: str | None) -> tuple[str | None, str | None]:
-    """Return the target, by position or by --target, and the prompt, None for other sources.
+    """Return the target and the prompt of a command. `words`: its arguments, [TARGET] PROMPT;
+    `named`: the value of --target.
 
-    One word is the prompt, unless it names a model on this machine. Raises InputError for more than
-    two words.
+    A single word is the prompt, unless it names a model on this machine. The prompt is None if it
+    comes from a file or standard input. Raises InputError for more than two words or two different
+    targets.
     """
     words = words or []
     if len(words) > 2:
-        raise InputError(f"{len(words)} arguments are given; put the prompt in quotes")
+        raise InputError(
+            f"{len(words)} arguments are given, at most 2 are allowed; put the prompt in quotes"
+        )
     alone = len(words) == 1 and named is None and hub.is_model(words[0])
     place = words[0] if alone or len(words) == 2 else None
     return merge_target(place, named), words[-1] if words and not alone else None
@@ -385,14 +400,15 @@ TrainingData = Annotated[
 
 
 def require_folder(out: Path, flag: str = "--out") -> None:
-    """Raise InputError if the folder of a file is missing, before work that may take hours."""
+    """Raise InputError if the folder of the file `out` does not exist. Called before work that may
+    take hours. `flag`: the option that set `out`, for the message."""
     if not out.parent.is_dir():
         raise InputError(f"there is no folder {out.parent}; make it or give another {flag}")
 
 
 def require_file(out: Path, flag: str = "--out") -> None:
-    """Raise InputError if `out` is a folder or its folder is missing; OSError if that is not
-    writable."""
+    """Raise an error if the file `out` could not be written: InputError if it is a folder or its
+    folder does not exist, OSError if its folder is not writable."""
     require_folder(out, flag)
     if out.is_dir():
         raise InputError(f"{out} is a folder; give another {flag}, for a file")
@@ -408,7 +424,7 @@ def require_file(out: Path, flag: str = "--out") -> None:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Number of engines, and the Ray cluster that they run on."""
+    """Options for the number of engines and the Ray cluster that they run on."""
 
     panel: ClassVar[str] = "Replicas"
     replicas: Annotated[int | None, "Run this many engines, each in its own process on Ray."] = None
@@ -428,8 +444,8 @@ class ClusterOptions:
         return self.ray or "local"
 
     def require(self) -> None:
-        """Raise InputError for --threads without replicas, an empty address, and numbers below
-        1."""
+        """Raise InputError for --threads without replicas, for an empty address and for numbers
+        below 1."""
         for name in ("replicas", "threads"):
             if (count := getattr(self, name)) is not None:
                 FROM_ONE(format_flag(name), count)
@@ -441,7 +457,8 @@ class ClusterOptions:
 
 @contextmanager
 def require_extra(extra: str) -> Iterator[None]:
-    """Raise InputError with the pip command if a package of an extra is missing."""
+    """Context manager around imports that need the extra `extra`: raise InputError with the pip
+    command if a package of it is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:

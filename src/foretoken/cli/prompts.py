@@ -1,8 +1,8 @@
-"""Prompts from an argument, a file or standard input, rendered by a chat template if they are
-messages, and the sampling params of each.
+"""Read prompts from an argument, a file or standard input, and determine the sampling params of
+each prompt. Prompts that are messages are rendered by a chat template.
 
-A line of a file may hold messages instead of a prompt and, for some commands, its own options,
-which override those of the command line.
+A line of a file may hold messages instead of a prompt. For some commands it may also hold sampling
+options, which override those of the command line.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ SAMPLING_KEYS = (*MESSAGE_KEYS, "seed", *TEXT_OPTIONS)
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """A line's prompt or messages, its own options and seed, and the id of its completion."""
+    """A prompt, or messages, with the options in its line of a prompt file."""
 
     prompt: str | list[int]
-    id: Any = None
-    messages: list[Message] = field(default_factory=list[Message])
-    sampling: dict[str, Any] = field(default_factory=dict[str, Any])
-    seed: int | None = None
-    location: str = ""  # file and line number, for errors
+    id: Any = None  # copied to the completion
+    messages: list[Message] = field(default_factory=list[Message])  # if any, `prompt` is unused
+    sampling: dict[str, Any] = field(default_factory=dict[str, Any])  # options of this line
+    seed: int | None = None  # None: the command's seed
+    location: str = ""  # file and line number, for errors; "": not from a file
 
     @contextmanager
     def prefix_errors(self) -> Iterator[None]:
-        """Prefix the line's location to errors raised within."""
+        """Context manager that puts the line's location before the message of any ForetokenError
+        raised in it."""
         try:
             yield
         except ForetokenError as error:
@@ -57,7 +58,9 @@ class PromptLine:
 def read_prompts(
     argument: str | None, file: Path | None, keys: tuple[str, ...] = PROMPT_KEYS
 ) -> list[PromptLine]:
-    """Read the argument, the lines of a file, or standard input as one prompt."""
+    """Return the prompts of a command: its argument, the lines of a file, or all of standard input
+    as one prompt. `keys`: the keys allowed in lines of JSON. Raises InputError if there is no
+    prompt or an invalid one."""
     if argument is not None and file is not None:
         raise InputError("give a prompt or --prompt-file, not both")
     if file is not None:
@@ -74,15 +77,17 @@ def read_prompts(
 
 
 def read_first_prompts(file: Path, limit: int | None) -> list[PromptLine]:
-    """Read the first `limit` prompts of a file; None: all."""
+    """Return the first `limit` prompts of a file, or all if it is None. Raises InputError for an
+    invalid file or limit."""
     if limit is not None and limit < 1:
         raise InputError(f"limit is {limit}; give the number of prompts to use, 1 or more")
     return read_prompts(None, file)[:limit]
 
 
 def number_lines(file: Path, keys: tuple[str, ...]) -> list[tuple[int, Callable[[], PromptLine]]]:
-    """Return the lines of a file that are not empty: their numbers from 1, and for each a function
-    that parses it, which raises InputError for an invalid line."""
+    """Return (line number from 1, function) for each line of a file that is not empty. The function
+    parses the line, and raises InputError if it is invalid. `keys`: the keys allowed in lines of
+    JSON."""
     lines = _read_lines(file)
     filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not filled:
@@ -100,7 +105,7 @@ def _read_lines(file: Path) -> list[str]:
 
 
 def import_parquet():  # not annotated: the type is the module's
-    """Import `parquet_files`, which needs an extra."""
+    """Import `cluster.parquet_files` and return it. Raises InputError if its extra is missing."""
     with require_extra("ray"):
         from foretoken.cluster import parquet_files
     return parquet_files
@@ -142,7 +147,8 @@ def require_key(key: str, keys: tuple[str, ...]) -> None:
 
 
 def to_model_prompt(line: PromptLine, target: Speculator | TargetInfo) -> str | list[int]:
-    """Return the prompt; a string is parsed as comma-separated ids if there is no tokenizer."""
+    """Return a line's prompt. If the target has no tokenizer, a string is parsed as ids separated
+    by commas; raises InputError if it is anything else."""
     if isinstance(line.prompt, list) or target.tokenizer is not None:
         return line.prompt
     try:
@@ -155,13 +161,13 @@ def to_model_prompt(line: PromptLine, target: Speculator | TargetInfo) -> str | 
 
 
 class ChatTemplate(NamedTuple):
-    """A chat template, as Jinja source (None: the tokenizer's own), and its variables."""
+    """A chat template with its variables."""
 
-    text: str | None = None
+    text: str | None = None  # Jinja source; None: the tokenizer's own template
     variables: dict[str, Any] | None = None
 
     def make_prompt(self, line: PromptLine, target: Speculator | TargetInfo) -> str | list[int]:
-        """Return a line's prompt for the model; messages are rendered and tokenized."""
+        """Return a line's prompt for the target; its messages, if any, rendered and tokenized."""
         if not line.messages:
             return to_model_prompt(line, target)
         from foretoken.text import chat  # late: torch takes seconds
@@ -171,7 +177,8 @@ class ChatTemplate(NamedTuple):
     def make_prompts(
         self, lines: Iterable[PromptLine], target: Speculator | TargetInfo
     ) -> list[str | list[int]]:
-        """Return the prompts of lines. Raises InputError for the first invalid one."""
+        """Return the prompt of each line for the target. Raises InputError for the first line that
+        is invalid."""
         made: list[str | list[int]] = []
         for line in lines:
             with line.prefix_errors():
@@ -214,7 +221,8 @@ class MessageOptions(TemplateOptions):
     system: Annotated[str | None, "System message, with --chat or messages."] = None
 
     def require_used(self, lines: list[PromptLine]) -> None:
-        """Raise InputError for options of messages if no line has messages."""
+        """Raise InputError if an option that only affects messages is given, but no line has
+        messages."""
         if not any(line.messages for line in lines):
             for name in ("system", "chat_template", "chat_template_kwargs"):
                 if getattr(self, name) is not None:
@@ -222,8 +230,8 @@ class MessageOptions(TemplateOptions):
                     raise InputError(f"{flag} needs messages, and there are none; add --chat")
 
     def wrap_prompt(self, line: PromptLine) -> PromptLine:
-        """Return a line whose prompt became a user message, if --chat is given, and with the
-        system message in front of messages."""
+        """Return a line with --chat and --system applied: with --chat a prompt becomes a user
+        message; --system is put in front of messages that have no system message."""
         messages = line.messages
         if not messages:
             if not self.chat:
@@ -241,12 +249,12 @@ class MessageOptions(TemplateOptions):
 
 @dataclass(frozen=True, slots=True)
 class PromptWithParams:
-    """A numbered prompt, with its options as the user gave them and as sampling params."""
+    """A prompt with its sampling params."""
 
-    number: int
+    number: int  # of the prompt or of its line in the file
     line: PromptLine
-    given: dict[str, Any]
-    params: SamplingParams
+    given: dict[str, Any]  # the options that the user set, in the command or in the line
+    params: SamplingParams  # made from `given`
 
     @property
     def num_outputs(self) -> int:
@@ -254,22 +262,24 @@ class PromptWithParams:
 
 
 def make_task(number: int, line: PromptLine, options: dict[str, Any]) -> PromptWithParams:
-    """Return a line's task. An error in the line's own options names the line."""
+    """Return a line with its sampling params. `options`: those of the command, which the line's
+    options override. Raises InputError for an invalid option; it names the line if that has
+    options."""
     options = options | line.sampling
     with line.prefix_errors() if line.sampling else nullcontext():
         return PromptWithParams(number, line, options, SamplingParams(**options))
 
 
 def make_tasks(lines: list[PromptLine], options: dict[str, Any]) -> list[PromptWithParams]:
-    """Make a task of each line."""
+    """Return each line with its number, from 0, and its sampling params."""
     return [make_task(number, line, options) for number, line in enumerate(lines)]
 
 
 def read_tasks(
     file: Path, messages: MessageOptions, options: dict[str, Any]
 ) -> tuple[dict[int, PromptWithParams], int]:
-    """Return the tasks of a file by line number, and the number of invalid lines, whose errors are
-    printed."""
+    """Return the valid prompts of a file by line number, and the number of invalid lines. Print the
+    errors of the invalid lines."""
     good, bad = dict[int, PromptWithParams](), 0
     for number, parse in number_lines(file, SAMPLING_KEYS):
         try:
@@ -282,8 +292,8 @@ def read_tasks(
 
 
 def make_keys(tasks: list[PromptWithParams], seed: int) -> list[tuple[int, int]]:
-    """Return the random key of each prompt's first output: the seed and the number of outputs
-    before it, or the line's own seed and 0."""
+    """Return the random key of the first output of each prompt: (seed, number of outputs before
+    it), or (the line's seed, 0) if the line has a seed."""
     keys: list[tuple[int, int]] = []
     num_before = 0
     for task in tasks:

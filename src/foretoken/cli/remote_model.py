@@ -1,4 +1,4 @@
-"""Replies for `foretoken chat` from a server, through the `openai` client (an extra).
+"""Gets the replies of `foretoken chat` from a server, with the `openai` package (an extra).
 
 A foretoken server also reports which draft tokens were accepted; other servers send only the text.
 """
@@ -31,7 +31,7 @@ from foretoken.slow_log import log_if_slow
 
 log = logging.getLogger(__name__)
 CONNECT_SECONDS, MAX_SILENCE_SECONDS = 10.0, 300.0  # timeouts for connecting and for reading
-MAX_RETRIES = 12  # if a server is busy, loading or failing; the client honours Retry-After
+MAX_RETRIES = 12  # if a server is busy, loading or failing; `openai` respects Retry-After
 MAX_PAUSE_SECONDS = 5.0  # between requests to a server that is loading its model
 MAX_MESSAGE_CHARS = 300  # of a server's error message
 # OpenAI's names; vLLM's for options that OpenAI's API lacks
@@ -40,22 +40,19 @@ API_GRAMMAR_NAMES = {"json_schema": "json", "regex": "regex", "lark": "grammar",
 
 
 class RejectedError(InputError):
-    """A request that the server rejects."""
+    """The server rejected a request, with a status such as 400 or 404."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A server and one of its models.
-
-    facts: GET /speculation of a foretoken server; {} for other servers.
-    """
+    """Source of chat replies: a server and one of its models."""
 
     client: OpenAI
     model: str
-    facts: Mapping[str, Any]
-    variables: Mapping[str, Any] | None = None  # of the server's chat template
+    facts: Mapping[str, Any]  # answer of a foretoken server to GET /v1/speculation; {}: another one
+    variables: Mapping[str, Any] | None = None  # for the server's chat template
     seed: int | None = None
-    speculation: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    speculation: Mapping[str, Any] = field(default_factory=dict[str, Any])  # field of requests
 
     @property
     def name(self) -> str:
@@ -63,18 +60,19 @@ class RemoteModel:
         return f"{self.model} at {get_address(self.client)}{f', {draft}' if draft else ''}"
 
     def get_default_options(self, *, messages: bool) -> dict[str, Any]:
-        """Return the default options of a reply. For messages a server samples by its model's
-        generation config; a foretoken server reports if that specifies no sampling."""
+        """Return the sampling options that a reply has by default. In a conversation (`messages`)
+        the server applies its model's generation config; if a foretoken server reports that the
+        config has no temperature, the default is greedy, as without a server."""
         if not messages:
             return {"temperature": 0.0, "max_new_tokens": MAX_NEW_TOKENS}
         greedy = self.facts and self.facts.get("temperature") is None
         return {**({"temperature": 0.0} if greedy else {}), "max_new_tokens": DEFAULT_ANSWER_TOKENS}
 
     def get_plain_seconds(self, options: Mapping[str, Any]) -> None:
-        """Return None: a server does not report the time of plain decoding."""
+        """Return None, as a server does not report the time of plain decoding."""
 
     def require(self, options: Mapping[str, Any]) -> None:
-        """Raise InputError for options that a server's API lacks."""
+        """Raise InputError for sampling options that do not exist in a server's API."""
         SamplingParams(**options)
         for name in options:
             if name not in API_NAMES and name != "structured":
@@ -86,8 +84,9 @@ class RemoteModel:
     def stream_reply(
         self, prompt: ChatPrompt, options: Mapping[str, Any], number: int, reply: ChatReply
     ) -> Generator[ReplyPart]:
-        """Yield the reply to a prompt in parts, as a `LocalModel` does. The default limit of new
-        tokens is applied here: a server rejects a limit that exceeds the context length."""
+        """Yield the reply to a prompt in parts, like `LocalModel.stream_reply`. The default limit
+        of new tokens is applied here and not sent, as a server rejects a limit that exceeds the
+        context length."""
         self.require(options)
         limit = (
             None
@@ -108,7 +107,8 @@ class RemoteModel:
             raise ReplyError("the server closed the stream before the reply was complete")
 
     def _send_request(self, prompt: ChatPrompt, options: Mapping[str, Any], number: int) -> Any:
-        """Send the request, with fields that `openai` does not know in `extra_body`."""
+        """Send the request and return its stream of chunks. Fields that `openai` does not know are
+        in `extra_body`."""
         client = self.client.with_options(max_retries=MAX_RETRIES)
         common: dict[str, Any] = {"model": self.model, "stream": True}
         common["stream_options"] = {"include_usage": True}
@@ -124,7 +124,7 @@ class RemoteModel:
         self, prompt: ChatPrompt, options: Mapping[str, Any], number: int
     ) -> dict[str, Any]:
         messages = not isinstance(prompt, str)
-        # Defaults are sent too, so that a command means the same with and without --url
+        # Send the defaults too, so that a command has the same effect with and without --url
         always = self.get_default_options(messages=messages)
         if messages:
             del always["max_new_tokens"]
@@ -149,11 +149,20 @@ def open_remote_model(
     seed: int | None,
     speculation: Mapping[str, Any],
 ) -> Iterator[RemoteModel]:
-    """Connect to a server and query what it supports, so that errors are reported early.
+    """Connect to a server and yield a RemoteModel of it. First query its capabilities, so that
+    errors are reported early.
 
-    model: None for the first that the server lists. variables: of its chat template. messages:
-    prompts are conversations. speculation: foretoken's options for each request. Raises InputError
-    for options that the server does not support, and if it cannot be reached.
+    Args:
+        url: Address of the server, with or without /v1.
+        key: API key; None: none.
+        model: Name of the model; None: the first that the server lists.
+        variables: Variables for the server's chat template.
+        messages: True if prompts are conversations.
+        seed: Seed of the replies; None: the server chooses.
+        speculation: Speculation options of each request, for a foretoken server only.
+
+    Raises:
+        InputError: The server cannot be reached or does not support these options.
     """
     with make_client(url, key) as client:
         model = get_first_model(client) if model is None else model
@@ -161,7 +170,7 @@ def open_remote_model(
         facts = facts if "target" in facts else {}  # other servers may have such a path too
         if speculation and not facts:
             raise InputError(
-                f"{get_address(client)} is not a foretoken server, and only these take options of "
+                f"{get_address(client)} is not a foretoken server, so it takes no options of "
                 f"speculation; leave --{next(iter(speculation))} out"
             )
         if messages and facts.get("chat") is False:
@@ -173,13 +182,14 @@ def open_remote_model(
 
 
 def make_client(url: str, key: str | None) -> OpenAI:
-    """Return a client for a server. Raises InputError for an invalid address or key."""
+    """Return an `openai` client for a server. Raises InputError for an invalid address or API
+    key."""
     if key is not None and not (key.isascii() and key.isprintable()):
         raise InputError("the API key has characters that HTTP headers cannot hold; give another")
     client_log = logging.getLogger("openai._base_client")  # logs its retries
     client_log.setLevel(logging.INFO)
     client_log.handlers = [StderrLines()]
-    # A redirect would send the key to another server
+    # Following a redirect would send the API key to another server
     http = DefaultHttpxClient(
         timeout=httpx2.Timeout(MAX_SILENCE_SECONDS, connect=CONNECT_SECONDS), follow_redirects=False
     )
@@ -203,7 +213,8 @@ def get_first_model(client: OpenAI) -> str:
 
 
 def get_json(client: OpenAI, path: str) -> dict[str, Any]:
-    """Return the JSON object at a path, or {}; retry while the server is loading its model."""
+    """Return the JSON object at a path of the server; {} if the server rejects the request or sends
+    anything else. Retry while the server is loading its model."""
     try:
         with translate_errors(client):
             try:
@@ -216,7 +227,8 @@ def get_json(client: OpenAI, path: str) -> dict[str, Any]:
 
 
 def _retry_while_loading(ask: Callable[[], Any]) -> Any:
-    """Return the result of `ask`, called again while the server is loading its model."""
+    """Call `ask` and return its result. Call it again while the server answers that it is loading
+    its model."""
 
     def try_once() -> list[Any]:
         nonlocal pause
@@ -241,8 +253,8 @@ def _retry_while_loading(ask: Callable[[], Any]) -> Any:
 
 @contextmanager
 def translate_errors(client: OpenAI) -> Generator[None]:
-    """Convert the client's errors to one line: InputError for mistakes of the user, ReplyError for
-    failures of the server."""
+    """Context manager that converts errors of `openai` to errors with a message of one line:
+    InputError for mistakes of the user, ReplyError for failures of the server."""
     try:
         yield
     except APIError as error:
@@ -276,7 +288,8 @@ def _make_error(error: APIError, server: str) -> Exception:
 
 
 def _parse_chunk(chunk: Any, reply: ChatReply) -> ReplyPart:
-    """Return the part of the reply in a chunk. Raises ReplyError for an invalid chunk."""
+    """Return the part of the reply in a chunk, and update the counts in `reply`. Raises ReplyError
+    for an invalid chunk."""
     try:
         text = "".join(_parse_text(choice, reply) for choice in chunk.choices or ())
         if chunk.usage:
@@ -289,7 +302,8 @@ def _parse_chunk(chunk: Any, reply: ChatReply) -> ReplyPart:
 
 
 def _parse_text(choice: Any, reply: ChatReply) -> str:
-    """Return the new text in a choice of a chat or of a completion."""
+    """Return the new text in a choice of a chat completion or a completion, and update the finish
+    reason of `reply`."""
     reply.finish_reason = choice.finish_reason or reply.finish_reason
     text = choice.delta.content if hasattr(choice, "delta") else choice.text
     return (text or "").encode("utf-8", "replace").decode()  # JSON may hold lone surrogates
@@ -304,8 +318,8 @@ def _parse_step(step: dict[str, Any], reply: ChatReply) -> list[ReplyToken]:
 
 
 def _make_structure(structure: Mapping[str, Any] | None, *, chat: bool) -> dict[str, Any]:
-    """Return the request fields of a `structured` option: OpenAI's for a schema in a chat, else
-    vLLM's."""
+    """Return the fields of a request for the sampling option `structured`: OpenAI's
+    `response_format` for a JSON schema in a chat, otherwise vLLM's `structured_outputs`."""
     if not structure:
         return {}
     ((kind, value),) = structure.items()

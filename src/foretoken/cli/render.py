@@ -1,5 +1,5 @@
-"""Printing: tables, paragraphs (wrapped on a terminal, one line in a file), and progress bars on
-standard error."""
+"""Printing of tables, paragraphs and progress bars. Paragraphs are wrapped on a terminal, and a
+single line in a file; progress bars are drawn on standard error."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-MIN_COLUMNS = 80  # the width that tables need; a narrower terminal wraps their lines
+MIN_COLUMNS = 80  # the width that tables need; a narrower terminal wraps the lines itself
 UNLIMITED_COLUMNS = 100_000  # wider than any line
 ItemType = TypeVar("ItemType")
 
 
 def open_console(stream: TextIO | None = None) -> Console:
-    """Open a console on standard output or another stream, with the width of its terminal or of
-    COLUMNS; without these lines are not wrapped."""
+    """Return a console on `stream`, by default standard output. Its width is that of the terminal
+    or of the environment variable COLUMNS; without either, lines are not wrapped."""
     file = stream or sys.stdout
     console = Console(file=file, highlight=False)
     sized = file.isatty() or "COLUMNS" in os.environ
@@ -33,15 +33,14 @@ def open_console(stream: TextIO | None = None) -> Console:
 def track_progress(
     items: Iterable[ItemType], text: str, count: int | None = None
 ) -> Iterable[ItemType]:
-    """Yield the items, with a progress bar on standard error; count: needed if they are unsized."""
+    """Yield the items and advance a progress bar on standard error. `count`: the number of items,
+    needed if `items` has no length."""
     return track(items, text, count, console=Console(stderr=True))
 
 
 def make_table(*headings: str, left: int = 1, gap: int = 1) -> Table:
-    """Make a table without a frame; the columns after the first `left` hold numbers.
-
-    gap: additional blanks between columns.
-    """
+    """Return a table without a frame. The first `left` columns are aligned to the left; the others
+    hold numbers, aligned to the right. `gap`: additional blanks between columns."""
     padding = (0, gap, 0, 0)
     view = Table(box=box.SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
     for i, heading in enumerate(headings):
@@ -52,12 +51,13 @@ def make_table(*headings: str, left: int = 1, gap: int = 1) -> Table:
 
 
 def print_paragraph(console: Console, paragraph: str, bold: str = "") -> None:
-    """Print a paragraph, with the word `bold` in bold."""
+    """Print a paragraph, with the words `bold` in it in bold."""
     _print_wrapped(console, "", paragraph, 0, bold)
 
 
 def print_labelled(console: Console, rows: Iterable[tuple[str, str]], width: int) -> None:
-    """Print labels in a column of `width` characters, and their paragraphs in a second one."""
+    """Print labels with their paragraphs: the labels in a column of `width` characters, and the
+    paragraphs in a second column."""
     for label, paragraph in rows:
         _print_wrapped(console, label, paragraph, width)
 

@@ -1,4 +1,4 @@
-"""A reply of `foretoken chat`, part by part, from any source."""
+"""Types for the replies of `foretoken chat`, from a model in this process or a server."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ ChatPrompt = str | list[dict[str, Any]]  # a string to continue, or messages
 
 
 class ReplyError(ForetokenError):
-    """The failure of one reply; the session continues."""
+    """One reply failed; the session can continue."""
 
 
 class ReplyToken(NamedTuple):
-    """A decoded token, and the fate of the draft token at its position."""
+    """A decoded token of a reply, and its source."""
 
     text: str
-    fate: str  # accepted; corrected or bonus: the target's own; plain: no draft token
+    # "accepted": a draft token; "corrected" or "bonus": the target's own token after draft tokens;
+    # "plain": a token of a step without draft tokens
+    fate: str
 
 
 class ReplyPart(NamedTuple):
     """New text of a reply, and the tokens of the steps since the last part.
 
-    Tokens may be ahead of the text: text that may begin a stop string is held back.
+    The tokens may be ahead of the text, as text that may begin a stop string is held back.
     """
 
     text: str
@@ -33,13 +35,13 @@ class ReplyPart(NamedTuple):
 
 @dataclass(slots=True)
 class ChatReply:
-    """A reply so far: its text and counts of its steps."""
+    """A reply, as far as it has been generated: its text and statistics."""
 
     text: str = ""
     tokens: int = 0
     num_forwards: int = 0  # of the target; 0 if the source does not report it
-    overlaps: list[float] = field(default_factory=list[float])  # sum min(p, q), by draft token
-    bias: float = 0.0  # of all tokens; 0 if the source does not report it
+    overlaps: list[float] = field(default_factory=list[float])  # sum min(p, q) of each draft token
+    bias: float = 0.0  # sum over all tokens; 0 if the source does not report it
     seconds: float = 0.0
     first_token_seconds: float = 0.0  # included in `seconds`
     plain_seconds_per_token: float | None = None  # measured before the reply

@@ -1,7 +1,7 @@
-"""The console script: its commands and exit codes.
+"""The console script `foretoken`: its commands and exit codes.
 
-A user's mistake gives one line on standard error and exit code 2; a bug in foretoken gives a
-traceback and exit code 3.
+A mistake of the user prints one line on standard error and exits with code 2; a bug in foretoken
+prints a traceback and exits with code 3.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from foretoken.cli import (
 from foretoken.errors import ForetokenError, describe_mismatch, format_value
 from foretoken.sampling.params import suggest_name
 
-# Foretoken's names for options of vLLM, and messages about options without an equivalent
+# vLLM's name of an option -> foretoken's, for suggestions; and messages about options of vLLM that
+# have no equivalent
 VLLM_OPTION_NAMES = {
     "enable_prefix_caching": "prefix_cache",
     "max_model_len": "max_length",
@@ -99,9 +100,9 @@ def main() -> None:
 
 
 def run_app(app: typer.Typer) -> None:
-    """Run a command of `app`, and exit with its code."""
+    """Run the command of `app` in sys.argv, print its error, if any, and exit with its code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Otherwise garbage collection at exit would take over a second
+    # Otherwise the garbage collection at exit would take more than a second
     atexit.register(gc.freeze)
     try:
         sys.exit(app(standalone_mode=False))
@@ -124,9 +125,10 @@ def run_app(app: typer.Typer) -> None:
 
 
 def _is_from_signal(error: BaseException) -> bool:
-    """Return whether a signal's exception caused an error.
+    """Return whether an error was caused by the exception of a signal.
 
-    Python 3.11 replaces it by a RuntimeError if it interrupts `__set_name__`, as during an import.
+    Python 3.11 raises a RuntimeError from that exception if it interrupts `__set_name__`, as during
+    an import.
     """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt | SystemExit):
@@ -135,7 +137,8 @@ def _is_from_signal(error: BaseException) -> bool:
 
 
 def _format_error(error: typer.TyperException) -> str:
-    """Return the message of an error, rewritten if it is pydantic's or of an unknown option."""
+    """Return the message of a command line's error. The messages of pydantic and of unknown options
+    are replaced by clearer ones."""
     from pydantic import ValidationError  # late: `--help` does not need it
 
     if isinstance(error, typer.BadParameter) and isinstance(error.__cause__, ValidationError):
@@ -147,7 +150,8 @@ def _format_error(error: typer.TyperException) -> str:
 
 
 def _describe_unknown_option(option: str, context: Any) -> str:
-    """Return the message about an unknown option, with a suggestion."""
+    """Return the message about an unknown option, with a suggestion if there is a similar option or
+    a subcommand has it. `context`: click's context of the command."""
     parameters = context.command.params if context else ()
     flags = [name for each in parameters for name in each.opts if name.startswith("--")]
     for name, command in getattr(context and context.command, "commands", {}).items():
@@ -163,5 +167,5 @@ def _describe_unknown_option(option: str, context: Any) -> str:
 
 
 def _to_field_name(flag: str) -> str:
-    """Return the field name of a flag."""
+    """Return the name of the field that a flag sets: "top_k" for "--top-k"."""
     return flag.lstrip("-").replace("-", "_")

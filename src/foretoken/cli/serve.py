@@ -1,4 +1,4 @@
-"""`foretoken serve`: an OpenAI-compatible server, with a web page to try it."""
+"""`foretoken serve`: run an OpenAI-compatible server, with a web page to try it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 
 def _select_options(options: Mapping[str, DeclaredOption]) -> dict[str, DeclaredOption]:
-    """Return the declared options of the command line; --chat-template is declared below."""
+    """Return the declared options that exist on the command line, except --chat-template, which is
+    declared below."""
     return {n: each for n, each in options.items() if each.panel and n != "chat_template"}
 
 
@@ -43,7 +44,7 @@ class EngineFlags(option.make_option_group(_select_options(ENGINE), EngineOption
 
 @dataclass(frozen=True)
 class ServeLoadOptions(option.PairLoadOptions):
-    """Options of loading a target, with any number of adapters."""
+    """Options for loading a target with any number of adapters."""
 
     adapter: Annotated[
         list[str] | None,
@@ -58,8 +59,8 @@ class ServeLoadOptions(option.PairLoadOptions):
 
     @cached_property
     def adapters(self) -> dict[str, str]:
-        """Folders or hub ids of the adapters by name; "" for a single adapter without a name.
-        Raises InputError for a repeated name, and if one of several adapters has no name."""
+        """The folder or hub id of each adapter, keyed by the name given with it, or "" without one.
+        Raises InputError for a repeated name, or if one of several adapters has no name."""
         places: dict[str, str] = {}
         for given in self.adapter or ():
             name, place = parse_adapter(given)
@@ -68,7 +69,10 @@ class ServeLoadOptions(option.PairLoadOptions):
                 raise InputError(f"--adapter gives {twice}; give each a different name")
             places[name] = place
         if "" in places and len(places) > 1:
-            raise InputError(f"--adapter {places['']} is one of several; give it a name too")
+            raise InputError(
+                f"--adapter {places['']} has no name, and there are other adapters; give it as "
+                "NAME=FOLDER"
+            )
         return places
 
     def require(self, target: str | None) -> None:
@@ -77,8 +81,8 @@ class ServeLoadOptions(option.PairLoadOptions):
             adapters.find_adapter(place)
 
     def with_measured_options(self, plan: Plan) -> ServeLoadOptions:
-        """Return these options, completed by those of a benchmark, which are printed. Raises
-        InputError for an option that differs from the benchmark's."""
+        """Return a copy with the loading options of a benchmark's plan; print the options that this
+        adds. Raises InputError if an option was given that differs from the benchmark's."""
         given, defaults, new = self.arguments, ServeLoadOptions().arguments, dict[str, Any]()
         for name, default in defaults.items():
             value = plan.load.get(name, default)
@@ -98,8 +102,9 @@ class ServeLoadOptions(option.PairLoadOptions):
     def make_setups(
         self, setup: EngineSetup, name: str, cluster: option.ClusterOptions
     ) -> dict[str, EngineSetup]:
-        """Return the setup of each engine by model name, the target's first. Raises InputError for
-        an adapter with the target's name, and for named adapters on a cluster."""
+        """Return the engine setup of each served model by its name: first the target's, which is
+        `setup` under `name`, then that of each named adapter. Raises InputError if an adapter has
+        the target's name, or if there are named adapters on a cluster."""
         places = {each: place for each, place in self.adapters.items() if each}
         if places and cluster.used:
             raise InputError(
@@ -109,7 +114,7 @@ class ServeLoadOptions(option.PairLoadOptions):
         if name in places:
             raise InputError(
                 f"--adapter {name}={places[name]} has the target's name; give it another name, or "
-                "the target a --served-model-name"
+                "give the target another name with --served-model-name"
             )
         with_each = {
             each: replace(setup, loading=setup.loading | {"adapter": place})
@@ -126,7 +131,8 @@ def make_mismatch_error(flag: str, given: object, measured: object) -> InputErro
 
 
 def get_measured_target(plan: Plan, target: str | None) -> str:
-    """Return a benchmark's target. Raises InputError if a different one is given."""
+    """Return the target that a benchmark measured. Raises InputError if `target`, from the command
+    line, is a different model."""
     measured = plan.load["target"]
     if target is not None and target != measured:
         folders = exists(target) and exists(measured)
@@ -136,8 +142,8 @@ def get_measured_target(plan: Plan, target: str | None) -> str:
 
 
 def parse_adapter(given: str) -> tuple[str, str]:
-    """Return the name (or "") and the folder or hub id of NAME=FOLDER, a folder or a hub id. Raises
-    InputError if NAME or FOLDER is empty."""
+    """Return the name and the place (folder or hub id) in a value of --adapter, which is NAME=PLACE
+    or PLACE alone, with the name "". Raises InputError if NAME or PLACE is empty."""
     name, equals, place = given.partition("=")
     if not equals or hub.is_folder(adapters.expand_home(given)):
         name, place = "", given
@@ -216,7 +222,8 @@ def serve(
 
 
 def _collect_options(flags: object, declarations: Mapping[str, DeclaredOption]) -> Any:
-    """Return the options that are set. Raises InputError, naming the flag, for an invalid one."""
+    """Return the declared options that the user set, checked, by name. Raises InputError that names
+    the flag for an invalid value."""
     values = {name: getattr(flags, name) for name in _select_options(declarations)}
     return {
         name: declarations[name].check(format_flag(name), value)

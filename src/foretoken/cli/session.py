@@ -1,4 +1,4 @@
-"""A chat session: one prompt, the lines of a pipe, or lines typed on a terminal.
+"""A chat session: answers one prompt, the lines of a pipe, or lines typed on a terminal.
 
 On a terminal a line that begins with "/" is a command, and Ctrl-C stops a reply, not the program.
 """
@@ -58,13 +58,14 @@ Message = dict[str, Any]
 
 
 class Printer:
-    """Prints replies on standard output, part by part, with draft tokens in colour if wanted."""
+    """Prints replies on standard output, part by part; with `coloured`, draft tokens in colour."""
 
     def __init__(self, *, coloured: bool) -> None:
         self.console = Console(highlight=False)
         self.coloured, self._terminal = coloured, sys.stdout.isatty()
         self._marks = self.console.color_system is None or self.console.no_color
-        self._pending: deque[tuple[str, str]] = deque()  # characters of tokens, with their styles
+        # Characters of tokens whose text is not printed yet, with their styles
+        self._pending: deque[tuple[str, str]] = deque()
         self.begun = False  # whether a part of the current reply was printed
 
     @property
@@ -91,7 +92,7 @@ class Printer:
             self.console.print(Text(displayed, style), end="", soft_wrap=True)
 
     def end(self) -> None:
-        """End the reply's last line, and print the messages that waited."""
+        """End the reply's last line, and print the log messages held during the reply."""
         print(flush=True)
         release_messages()
         self._pending.clear()
@@ -101,8 +102,9 @@ class Printer:
         return CONTROL_CHARACTERS.sub("", text) if self._terminal else text
 
     def _pop_style(self, letter: str) -> str:
-        """Return the style of the next character of the text, "" if no pending token has it.
-        Pending characters before it, which the text leaves out, are dropped."""
+        """Return the style of `letter`, the next character of the text: the style of the first such
+        pending character, or "" if there is none. Drop that character and the pending characters
+        before it, which the text leaves out."""
         if not any(each == letter for each, _ in self._pending):
             return ""
         while self._pending[0][0] != letter:
@@ -112,13 +114,14 @@ class Printer:
 
 @dataclass(slots=True)
 class Session:
-    """A source of replies, the options of the next reply, and the conversation."""
+    """A chat session: a source of replies, the sampling options of the next reply, and the
+    conversation so far."""
 
     source: LocalModel | RemoteModel
     options: dict[str, Any]
     printer: Printer
     messages: list[Message] | None = None  # None: plain text is continued
-    reply: ChatReply | None = None  # the last one
+    reply: ChatReply | None = None  # the last reply
     num_prompts: int = 0
     on_terminal: bool = False
 
@@ -131,7 +134,7 @@ class Session:
             raise typer.Exit(1) from None
 
     def answer_lines(self) -> None:
-        """Answer standard input, line by line. Exit with code 1 if any reply fails."""
+        """Answer each line of standard input. Exit with code 1 at the end if any reply failed."""
         count = failed = 0
         for line in _read_lines():
             count += 1
@@ -146,7 +149,8 @@ class Session:
             raise typer.Exit(1)
 
     def run_interactive(self) -> None:
-        """Answer typed lines until end of file; "//" begins a prompt with a slash."""
+        """Answer lines typed on the terminal until Ctrl-D. A line that begins with "/" is a
+        command; "//" begins a prompt that starts with a slash."""
         self.on_terminal = True
         _print_message(f"{self.source.name}; /help lists the commands, Ctrl-D leaves")
         if self.printer.coloured:
@@ -167,7 +171,8 @@ class Session:
         _print_message("")
 
     def _answer(self, text: str) -> None:
-        """Print the reply and add it to the conversation, also if it was interrupted."""
+        """Print the reply to `text` as it is generated, and add both to the conversation, also if
+        the reply was interrupted."""
         prompt_messages = [*(self.messages or []), {"role": "user", "content": text}]
         prompt = text if self.messages is None else prompt_messages
         options = self.source.get_default_options(messages=self.messages is not None) | self.options
@@ -197,8 +202,9 @@ class Session:
         self._print_limit(reply)
 
     def _print_limit(self, reply: ChatReply) -> None:
-        """Print whether the context length or, in a conversation, max_new_tokens cut a reply off;
-        not for a limit that the user gave to a pipe."""
+        """Print a message if the context length or, in a conversation, max_new_tokens cut the reply
+        off. If lines come from a pipe and the user set max_new_tokens, that limit is intended, so
+        nothing is printed."""
         default = MAX_NEW_TOKENS if self.messages is None else DEFAULT_ANSWER_TOKENS
         max_new_tokens = self.options.get("max_new_tokens", default)
         if reply.finish_reason != "length":
@@ -212,7 +218,8 @@ class Session:
             _print_message(f"{cut}; --max-new-tokens allows more")
 
     def _print_speed(self) -> None:
-        """Print the speed of the reply, and its ratio to the measured speed of plain decoding."""
+        """Print the speed of the last reply and, if it is clearly faster than the measured speed of
+        plain decoding, the ratio of the two."""
         reply = self.reply
         if reply is None or reply.tokens < MIN_PACE_TOKENS:
             return
@@ -294,8 +301,8 @@ class Session:
         return f"loaded {len(messages)} messages from {path}"
 
     def _set(self, argument: str) -> str:
-        """Set an option of the following replies, named as in a prompt file; without an argument
-        list the options and their values."""
+        """Run "/set NAME VALUE": set an option of the following replies; names are those of prompt
+        files. Without VALUE reset the option; without NAME list all options and their values."""
         name, _, value = re.sub(r"^(\w+)\s*=\s*", r"\1 ", argument).partition(" ")
         if not name:
             rows = [
@@ -323,7 +330,7 @@ class Session:
         return json.dumps({name: unset, **defaults, **self.options}[name], ensure_ascii=False)
 
     def _accepts_option(self, name: str) -> bool:
-        """Return whether the source supports an option."""
+        """Return whether the source of replies supports an option."""
         with suppress(ForetokenError):
             self.source.require({name: getattr(SamplingParams(), name)})
             return True
@@ -353,11 +360,11 @@ class Session:
 
 
 class SlashCommand(NamedTuple):
-    """A command of the terminal: its argument, help, and function, which returns a message."""
+    """A slash command of a terminal session."""
 
-    argument: str  # "" for none, in brackets if it is optional
+    argument: str  # name of its argument, in brackets if optional; "": it takes none
     help: str
-    run: Callable[[str], str]
+    run: Callable[[str], str]  # takes the argument, returns a message to print or ""
 
 
 def _read_lines() -> Iterator[str]:
@@ -402,7 +409,7 @@ def _has_typed_text() -> bool:
 
 
 def _import_readline():  # not annotated: the type is the module's
-    """Import readline, for line editing; return None if Python lacks it."""
+    """Import readline, which enables line editing, and return it; None if Python lacks it."""
     try:
         import readline
     except ImportError:
@@ -422,13 +429,21 @@ def run_session(
     quick: str | None,
     messages: list[Message] | None,
 ) -> None:
-    """Answer `quick`, or standard input. messages: the first ones; None to continue plain text."""
+    """Run a chat session.
+
+    Args:
+        source: The model that replies.
+        options: Sampling options of the replies.
+        show_tokens: Print draft tokens in colour.
+        quick: Answer only this prompt; None: answer standard input, a pipe or a terminal.
+        messages: First messages of the conversation; None: continue plain text instead.
+    """
     session = Session(source, options, Printer(coloured=show_tokens), messages)
     if quick is not None:
         session.answer_once(quick)
     elif sys.stdin is not None and sys.stdin.isatty():
         _import_readline()
-        # Ctrl-C stops a reply only, SIGTERM the program
+        # SIGTERM ends the program; Ctrl-C stops only the current reply
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
         session.run_interactive()
     else:

@@ -1,4 +1,5 @@
-"""`--speculative-config`: draft, gamma and rule in vLLM's JSON, or from a benchmark's file."""
+"""The option `--speculative-config`, which sets draft, gamma and rule by vLLM's JSON or by the file
+of a benchmark."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ CONFIG_KEYS = ("method", "model", "num_speculative_tokens", "rejection_sample_me
 
 
 class SpeculativeSettings(NamedTuple):
-    """Draft, gamma (None: automatic) and rule."""
+    """The settings of --speculative-config; a gamma of None is automatic."""
 
     draft: str | None = None
     gamma: int | None = None
@@ -40,30 +41,37 @@ class SpeculativeSettings(NamedTuple):
 
 
 def load_plan(text: str | None) -> Plan | None:
-    """Return the plan in the option's benchmark file; None for vLLM's JSON."""
+    """Return the plan in the benchmark file that the option names; None if the option is not given
+    or is vLLM's JSON. `text`: the option's value. Raises InputError for an invalid file."""
     if not text or text.lstrip().startswith(("{", "[")):
         return None
     return read_plan(Path(text))
 
 
 def read_plan(file: Path) -> Plan:
-    """Read the plan in a file of `foretoken bench --out`."""
+    """Return the plan in a file of `foretoken bench --out`. Raises InputError for other files."""
     from foretoken.measurement import plan  # late: `--help` does not need pydantic
 
     return plan.read_plan(file)
 
 
 def parse_speculative_config(text: str | None, *flags: Any) -> SpeculativeSettings:
-    """Return the settings of the option's JSON or benchmark, or else of `flags`.
+    """Return the settings of --speculative-config.
 
-    Raises InputError if both are given, and for values that foretoken does not support.
+    Args:
+        text: The option's value: JSON, or a benchmark's file; None: not given.
+        flags: The values of --draft, --gamma and --rule, which are returned if `text` is None.
+
+    Raises:
+        InputError: The option and one of these flags are both given, or a value of the option is
+            not supported.
     """
     given = SpeculativeSettings(*flags)
     if text is None:
         return given
     if given != SpeculativeSettings():
         raise InputError(
-            "--speculative-config sets --draft, --gamma and --rule; give either it or these"
+            "--speculative-config sets --draft, --gamma and --rule too; give either it or these"
         )
     if plan := load_plan(text):
         return SpeculativeSettings(plan.draft, plan.generate.gamma, plan.generate.rule)
@@ -79,7 +87,7 @@ def parse_speculative_config(text: str | None, *flags: Any) -> SpeculativeSettin
     method = _require_choice(config, "method", METHOD_DRAFTS, "draft_model" if model else None)
     draft = METHOD_DRAFTS[method] or model
     if not isinstance(draft, str) or (METHOD_DRAFTS[method] and model not in (None, method)):
-        raise _make_error("model", model, "give the draft model, or none for ngram and mtp")
+        raise _make_error("model", model, "give the draft model; leave it out for ngram and mtp")
     if method in HIDDEN_STATE_METHODS:
         kind = get_cached_kind(draft, None)
         if kind not in (None, method):

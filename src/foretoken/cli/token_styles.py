@@ -1,6 +1,7 @@
-"""Draft tokens of one output in colour, by their fate, as in figure 1 of the paper.
+"""Format an output with its tokens in colour, as in figure 1 of the paper: accepted and rejected
+draft tokens, and the target's own tokens.
 
-On terminals without colours, marks around the tokens replace them.
+On terminals without colours, marks around the tokens replace the colours.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ STYLE_NAMES = {
     "rejected draft token": REJECTED_STYLE,
     "target's own": CORRECTED_STYLE,
 }
-CONTEXT_TOKENS = 8  # needed to decode the next token: spaces, parts of a character
+# Number of tokens before a token that are needed to decode it, as its leading space and parts of a
+# character depend on them
+CONTEXT_TOKENS = 8
 
 
 def format_steps(
@@ -38,10 +41,11 @@ def format_steps(
     *,
     marks: bool = False,
 ) -> list[Text]:
-    """Return a line per step: accepted draft tokens, the first rejected one, then the target's own.
+    """Return a line for each step: accepted draft tokens, the first rejected draft token, and the
+    target's own tokens.
 
     Args:
-        marks: For a terminal without colours.
+        marks: Put marks around the tokens, for a terminal without colours.
     """
     lines: list[Text] = []
     for number, tokens in enumerate(spell_steps(prompt, steps, tokenizer), 1):
@@ -66,9 +70,10 @@ def format_completion(
 
 
 def format_legend(*, marks: bool = False, rejected: bool = True) -> Text:
-    """Return a legend of the colours, or of the marks.
+    """Return a legend of the colours.
 
     Args:
+        marks: Put marks around the labels, for a terminal without colours.
         rejected: Include rejected draft tokens.
     """
     names = [
@@ -79,14 +84,16 @@ def format_legend(*, marks: bool = False, rejected: bool = True) -> Text:
 
 
 def add_marks(spelled: str, fate: str) -> str:
-    """Return a token with its marks, which are inside of leading and trailing blanks."""
+    """Return a token's text with the marks of its style, between its leading and trailing
+    blanks."""
     marks = STYLE_MARKS[fate]
     before, word, after = split_blanks(spelled)
     return f"{before}{marks[:1]}{word}{marks[1:]}{after}"
 
 
 def split_blanks(spelled: str) -> tuple[str, str, str]:
-    """Split a token into leading blanks, word and trailing blanks; a blank token is all word."""
+    """Split a token's text into leading blanks, word and trailing blanks. If it has blanks only,
+    they are the word."""
     word = spelled.strip()
     return spelled.partition(word) if word else ("", spelled, "")
 
@@ -94,7 +101,8 @@ def split_blanks(spelled: str) -> tuple[str, str, str]:
 def spell_steps(
     prompt: list[int], steps: list[StepRecord], tokenizer: PreTrainedTokenizerBase | None
 ) -> Iterator[list[tuple[str, str]]]:
-    """Yield the tokens of each step, decoded, with their fates (styles)."""
+    """Yield for each step its tokens as (text, style): accepted draft tokens, the first rejected
+    draft token, and the target's own tokens."""
     sequence = list(prompt)
     for step in steps:
         tokens = step.new_tokens[step.accepted :]
@@ -111,9 +119,10 @@ def spell_steps(
 
 
 def _spell_token(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: int) -> str:
-    """Return the text of a token after `before`, on one line; its id without a tokenizer.
+    """Return the text that a token adds after the tokens `before`, with a sign for a newline; its
+    id if there is no tokenizer.
 
-    A token without text, or with part of a character, is a dot.
+    If the token adds no text, or only a part of a character, return a dot.
     """
     if tokenizer is None:
         return f"{token} "

@@ -47,8 +47,8 @@ def transcribe(
     gamma: option.Gamma = None,
     temperature: option.Temperature = 0.0,
 ) -> None:
-    """Transcribe audio files, with the times of each segment; with --format json also of each word,
-    if the model supports it."""
+    """Transcribe audio files, with the times of each segment and, with --format json and if the
+    model supports it, of each word."""
     if target is None:
         raise InputError("no model is given; give --target with a folder or hub id")
     if format not in TRANSCRIPT_FORMATS:
@@ -100,8 +100,9 @@ def transcribe(
 
 
 def _choose_audio_runtime(loading: option.PairLoadOptions, target: str) -> option.PairLoadOptions:
-    """Return options with the torch backend for an audio model that is not an encoder-decoder: the
-    native backend supports audio in encoders only."""
+    """Return the options, with the torch backend if the target is not an encoder-decoder: the
+    native backend supports audio in encoders only. Raises RefusedError if the dtype needs the
+    native backend."""
     if loading.runtime != "auto":
         return loading
     from foretoken.loading.sources import find_source
@@ -109,13 +110,16 @@ def _choose_audio_runtime(loading: option.PairLoadOptions, target: str) -> optio
     if find_source(target, loading.revision, loading.trust_remote_code).config.is_encoder_decoder:
         return loading
     if loading.dtype in ("int8", "int4"):
-        problem = f"{target} supports audio on torch only, and --dtype is {loading.dtype}"
+        problem = (
+            f"{target} transcribes audio on the torch backend only, which does not support --dtype "
+            f"{loading.dtype}"
+        )
         raise RefusedError(f"{problem}; give float32 or bfloat16")
     return replace(loading, runtime="transformers")
 
 
 def _make_folder(folder: Path) -> None:
-    """Create a folder. Raises InputError if that fails."""
+    """Create the folder of --output if it does not exist. Raises InputError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -125,8 +129,8 @@ def _make_folder(folder: Path) -> None:
 
 @contextmanager
 def _show_progress(file: Path) -> Generator[Callable[[float], None] | None]:
-    """Show a progress bar of a file on a terminal; the yielded function takes the share that is
-    done. Yields None without a terminal."""
+    """Show a progress bar for a file if standard error is a terminal. Yield a function to call with
+    the share of the file that is done, or None if there is no terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None

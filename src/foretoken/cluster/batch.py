@@ -1,8 +1,8 @@
-"""Completions of many prompts with Ray Data: each worker has an engine, which runs several of Ray's
-batches at a time, so that no batch waits for the last completion of another.
+"""Complete many prompts with Ray Data. Each worker has an engine, which runs several of Ray's
+batches at a time, so that a batch does not wait for the last completion of another.
 
-A completion depends on its prompt, options and random key only. If a worker dies, Ray gives its
-batches to another worker, which generates the same.
+A completion depends only on its prompt, options and random key. If a worker dies, Ray gives its
+batches to another worker, which generates the same completions.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from foretoken.request import Completion
     from foretoken.speculator import Speculator
 
-# Prompts per batch, which begin together, and per Ray task, which is retried as a whole
+# Prompts per batch, which a worker begins together; prompts per block, which Ray retries as a whole
 BATCH_SIZE, BLOCK_SIZE = 16, 64
 MAX_TASKS_IN_FLIGHT = 2  # Ray tasks of a worker at a time
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTask:
-    """A request: `prompt` makes the model's prompt, in the worker."""
+    """A request to a worker."""
 
-    prompt: Callable[[Speculator], Any]
+    prompt: Callable[[Speculator], Any]  # called in the worker, returns the prompt for the model
     params: SamplingParams
     seed: tuple[int, int]
     gamma: int | None
@@ -46,8 +46,9 @@ class PromptTask:
 def generate_completions(
     tasks: list[PromptTask], workers: int, threads: int, *life: Any
 ) -> Iterator[tuple[int, Completion | ForetokenError]]:
-    """Yield the index of each task with its completion, without steps, or its error, as they
-    finish. life: `BatchWorker`'s other arguments."""
+    """Complete the tasks with `workers` workers of `threads` threads each. Yield the index of each
+    task with its completion, without steps, or its error, as they finish. `life`: the other
+    arguments of BatchWorker."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
@@ -73,7 +74,8 @@ def generate_completions(
 
 
 class BatchWorker:
-    """An actor with an engine, made from arguments of `load` and of `Engine`."""
+    """A Ray actor with an engine, which completes batches of prompts. `names` (target and draft)
+    and `loading` are arguments of `load`, `engine` those of the engine."""
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class BatchWorker:
         self._engine_start: asyncio.Task[Any] | None = None
 
     async def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if self._engine_start is None:  # on the event loop of all batches
+        if self._engine_start is None:  # started here, on the event loop that all batches share
             self._engine_start = asyncio.ensure_future(self._engine.__aenter__())
         await self._engine_start
         completions = await asyncio.gather(

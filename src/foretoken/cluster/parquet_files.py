@@ -1,5 +1,5 @@
-"""Parquet files of prompts and of results, converted from and to lines of JSON with pyarrow, which
-Ray Data depends on."""
+"""Convert Parquet files of prompts to lines of JSON, and lines of JSON to Parquet files of results,
+with pyarrow, on which Ray Data depends."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ RESULT_COLUMN_TYPES = {  # other columns hold JSON
 
 
 def read_json_lines(file: Path) -> list[str]:
-    """Return the rows of a file as lines of JSON, without null values. Raises InputError if the
-    file cannot be read."""
+    """Return each row of a Parquet file as a line of JSON, without its null values. Raises
+    InputError if the file cannot be read."""
     try:
         rows: list[dict[str, Any]] = pyarrow.parquet.read_table(file).to_pylist()
         return [json.dumps({n: v for n, v in row.items() if v is not None}) for row in rows]
@@ -39,7 +39,8 @@ def read_json_lines(file: Path) -> list[str]:
 
 
 def write_parquet(results: Path, file: Path) -> None:
-    """Convert results, lines of JSON, to a Parquet file sorted by line and copy, atomically."""
+    """Convert a file of results, lines of JSON, to a Parquet file sorted by line and copy. The
+    Parquet file is written atomically."""
     rows = [json.loads(line) for line in results.read_bytes().splitlines()]
     rows.sort(key=lambda row: (row["line"], row["copy"]))
     arrays: dict[str, Any] = {}

@@ -1,8 +1,8 @@
-"""The server's application under Ray Serve, and replicas of its engine.
+"""The server's application under Ray Serve, and the replicas of its engine.
 
 A replica is an engine in its own actor, on a machine that Ray chooses. The server connects to it
-and uses the connection like a pipe. Ray also reports deaths that the connection does not: of a
-machine, or of its network.
+and uses the connection like a pipe. If a machine or its network fails, the connection may stay
+open; Ray reports the replica's death then.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaActor:
-    """The actor with the engine. It ends with its owner."""
+    """The Ray actor that runs a replica's engine. It ends when its owner, the server, does."""
 
     def open(self, key: bytes, node: str) -> tuple[str, int]:
-        """Listen for the owner, which has the key, and return the address: on the loopback if the
-        owner is on this machine."""
+        """Start to listen for the owner's connection and return the address to connect to. `key`:
+        secret that the owner must prove to have; `node`: Ray's id of the owner's machine. If it is
+        this machine, the address is on the loopback."""
         is_local = node == ray.get_runtime_context().get_node_id()
         host = LOOPBACK_HOST if is_local else ray.util.get_node_ip_address()
         self._listener = Listener((host, 0), authkey=key)
@@ -52,7 +53,9 @@ class ReplicaActor:
         return address
 
     def work(self, setup: EngineSetup, threads: int, owner_versions: dict[str, str]) -> None:
-        """Run the engine with `threads` threads until its owner closes the connection."""
+        """Wait for the owner to connect, then run the engine with `threads` threads until the owner
+        closes the connection. If this machine's package versions differ from the owner's, send
+        LoadFailed instead."""
         with self._listener.accept() as pipe:
             if (installed := get_versions()) != owner_versions:
                 pipe.send(LoadFailed(describe_version_differences(installed, owner_versions)))
@@ -64,7 +67,8 @@ class ReplicaActor:
 
 
 def describe_version_differences(versions: dict[str, str], owner_versions: dict[str, str]) -> str:
-    """Describe versions that differ between two machines."""
+    """Return a message about packages whose versions on this machine (`versions`) differ from those
+    on the owner's (`owner_versions`)."""
     names = sorted(
         n for n in {*versions, *owner_versions} if versions.get(n) != owner_versions.get(n)
     )
@@ -76,8 +80,8 @@ def describe_version_differences(versions: dict[str, str], owner_versions: dict[
 
 
 class ReplicaHandle:
-    """The owner's handle of a replica, with the methods of a process and of a pipe; the pipe is
-    connected once Ray has placed the replica."""
+    """The owner's handle of a replica, which is used both as `Process` and as `Pipe` of a `Child`.
+    Methods of the pipe wait until Ray has placed the replica and it is connected."""
 
     def __init__(self, setup: EngineSetup, threads: int) -> None:
         environment = {"OMP_NUM_THREADS": str(threads)}
@@ -105,20 +109,20 @@ class ReplicaHandle:
         ray.kill(self._actor)
 
     def _run(self) -> None:
-        """Connect to the actor and wait for its end, in a thread."""
+        """Connect to the actor and wait until it ends, in a thread."""
         key, node = token_bytes(32), ray.get_runtime_context().get_node_id()
         try:
             address: Any = ray.get(self._actor.open.remote(key, node))
             running = self._actor.work.remote(*self._work_args)
             self._pipe.set_result(Client(address, authkey=key))
             ray.get(running)
-        except Exception as error:  # Ray's errors have no common class; also those of sockets
+        except Exception as error:  # of a socket, or of Ray, whose errors have no common class
             log.warning("a replica ended: %s", to_one_line(error)[:200])
         finally:
             self._close_pipe()
 
     def _close_pipe(self) -> None:
-        """End the pipe, so that a waiting `recv` raises EOFError."""
+        """Close the pipe so that a `recv` that waits in another thread raises EOFError."""
         if not self._pipe.done():
             self._pipe.set_exception(EOFError())
             return
@@ -127,22 +131,23 @@ class ReplicaHandle:
 
 
 def place_replica(setup: EngineSetup, threads: int) -> Child:
-    """Start a replica on Ray, and return it as a `Child`."""
+    """Start a replica on Ray without waiting for it, and return it as a `Child`."""
     remote = ReplicaHandle(setup, threads)
     return Child(remote, remote)
 
 
 RAY_APP_NAME = "foretoken"
-MAX_ONGOING_REQUESTS = 100_000  # above the server's own limits, which give clients proper errors
-SHUTDOWN_MARGIN_SECONDS = 15.0  # after the drain, until Serve kills the server
+# Larger than the server's own limits, as the server's errors are clearer than Ray's
+MAX_ONGOING_REQUESTS = 100_000
+SHUTDOWN_MARGIN_SECONDS = 15.0  # from the end of the drain until Ray Serve kills the server
 POLL_SECONDS = 0.5  # between checks of the server
 
 
 def make_application(
     setup: EngineSetup, options: ServerOptions, replicas: int, threads: int
 ) -> serve.Application:
-    """Return the application for Ray Serve: one process handles the requests, and its `replicas`
-    generate, each with `threads` threads."""
+    """Return the application for Ray Serve: one process handles HTTP requests, and `replicas`
+    engines with `threads` threads each generate the outputs."""
 
     def make_app() -> FastAPI:
         setup.log_options.configure()
@@ -161,17 +166,19 @@ def make_application(
     @serve.ingress(make_app)
     class Front:
         def find_problem(self) -> str:
-            """Return the error that prevents serving, or ""."""
+            """Return why the models could not be loaded; "" if there was no error."""
             return self._fleet.problem
 
         async def scale(self, count: int) -> None:
-            """Change the number of replicas; superfluous ones finish their requests first."""
+            """Change the number of replicas. A superfluous replica finishes its requests before it
+            ends, for at most `options.drain` seconds."""
             if count < 1:
                 raise InputError(f"count is {count}; give a whole number from 1")
             self._fleet.scale(count, options.drain)
 
         async def drain(self) -> None:
-            """Refuse new requests, and wait until the running ones have ended."""
+            """Refuse new requests and wait until the running ones have finished, for at most
+            `options.drain` seconds."""
             await self._fleet.stop(options.drain)
 
         @property
@@ -190,10 +197,18 @@ def run(
     threads: int | None,
     address: str,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, as `server.run` does, with replicas on the Ray cluster at
-    `address`. threads: per replica; None: an equal share of the CPUs.
+    """Serve until SIGTERM or Ctrl-C, like `server.run.run`, with replicas on a Ray cluster.
 
-    Raises InputError as `server.run` does, and if Ray cannot be reached or is too small.
+    Args:
+        setup: Setup of each engine.
+        options: Options of the server.
+        replicas: Number of engines.
+        threads: Threads per replica; None: an equal share of the cluster's CPUs.
+        address: Address of the cluster, as for `session.join`.
+
+    Raises:
+        InputError: The HTTP address cannot be used, the model cannot be loaded, or the cluster
+            cannot be reached or has too few CPUs or too little memory.
     """
     setup.log_options.configure()
     with listen(options.host, options.port) as listener:
@@ -224,8 +239,8 @@ def run(
 
 @contextmanager
 def serve_application(app: serve.Application, host: str, port: int) -> Iterator[Any]:
-    """Run the application at an address and yield a handle to it; shut Ray Serve down at the
-    end."""
+    """Run the application with Ray Serve at `host:port` and yield a handle to it. At the end, shut
+    Ray Serve down."""
     quiet = {"log_level": "WARNING", "enable_access_log": False}
     serve.start(
         proxy_location="HeadOnly",

@@ -1,4 +1,4 @@
-"""A Ray cluster, started on this machine or joined, and checks of its CPUs and memory."""
+"""Start a Ray cluster on this machine or join a running one, and check its CPUs and memory."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from threading import current_thread, main_thread
 from foretoken.errors import InputError, to_one_line
 
 LOCAL_RAY = "local"
-OBJECT_STORE_BYTES = 100_000_000  # of a Ray started here, as little data goes through the store
+OBJECT_STORE_BYTES = 100_000_000  # if Ray is started here; little data passes through the store
 ANSWER_SECONDS = 5.0  # timeout for an address to answer
-# Ray's head speaks HTTP/2, which begins with the client's preface and a frame of this type from
-# either side (RFC 9113, section 3.4)
+# Ray's head speaks HTTP/2. There the client sends a preface first, and then both sides send a frame
+# of this type (RFC 9113, section 3.4)
 SETTINGS_FRAME = b"\x04"
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + SETTINGS_FRAME + bytes(5)
-REPLICA_BASE_BYTES = 400_000_000  # of a replica without weights and KV cache
-# With 0 Ray listens on the loopback address only, which is its default on macOS and Windows
+REPLICA_BASE_BYTES = 400_000_000  # memory of a replica without its weights and KV cache
+# If it is 0, Ray listens on the loopback address only, as by default on macOS and Windows
 CLUSTER_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def _import_ray():  # not annotated: the type is the module's
-    """Import ray: late, as it is an extra and uses variables that `prepare_environment` sets."""
+    """Import ray and return it. The import is late as ray is an extra and reads the variables that
+    `prepare_environment` sets."""
     import ray
 
     return ray
 
 
 def prepare_environment(address: str) -> None:
-    """Set variables that ray needs when it is imported: a Ray started here (LOCAL_RAY) listens on
-    the loopback only, unless the environment sets otherwise. Raises InputError for an address that
-    is invalid or does not answer."""
+    """Prepare for `join`; call it before ray is imported. For LOCAL_RAY, set the variable that
+    makes Ray listen on the loopback only, unless the user has set it. For host:port, raise
+    InputError if it is invalid or no Ray answers there."""
     if address == LOCAL_RAY:
         os.environ.setdefault(CLUSTER_VARIABLE, "0")
     elif address != "auto":
@@ -44,10 +45,15 @@ def prepare_environment(address: str) -> None:
 
 
 def join(address: str, cpus: int | None = None) -> None:
-    """Join the cluster at `address`: "host:port", "auto" (the cluster of this machine), or
-    LOCAL_RAY, which starts one with `cpus` CPUs that ends with this process.
+    """Join a Ray cluster, or start one. Call `prepare_environment` before.
 
-    Call `prepare_environment` before. Raises InputError if Ray fails.
+    Args:
+        address: "host:port"; "auto": the cluster that runs on this machine; LOCAL_RAY: start a new
+            cluster, which ends with this process.
+        cpus: CPUs of a new cluster; None: all.
+
+    Raises:
+        InputError: The cluster cannot be joined or started.
     """
     limits = (
         {}
@@ -58,43 +64,45 @@ def join(address: str, cpus: int | None = None) -> None:
     try:
         with _silence_stderr():
             _import_ray().init(
-                address,  # "local" starts a new cluster, also on a machine of another one
+                address,  # "local" starts a new cluster even if one runs on this machine
                 include_dashboard=None if limits == {} else False,
                 logging_level=WARNING,
                 namespace="foretoken",
                 **limits,
             )
-    except Exception as error:  # Ray raises many classes, Exception itself after a timeout
+    except Exception as error:  # Ray raises many classes; after a timeout even a bare Exception
         remedy = f"; give the address of a running cluster, or --ray {LOCAL_RAY}"
-        raise InputError(f"Ray at {address!r}: {to_one_line(error)[:300]}{remedy}") from None
+        raise InputError(
+            f"the Ray cluster {address!r} cannot be used: {to_one_line(error)[:300]}{remedy}"
+        ) from None
     if current_thread() is main_thread() and sigterm_handler is not None:
         # Ray's handler would end the process at once, with a dump
         signal.signal(signal.SIGTERM, sigterm_handler)
 
 
 def leave() -> None:
-    """Leave the cluster; one that `join` started ends."""
+    """Leave the cluster. If `join` started it, it ends."""
     _import_ray().shutdown()
 
 
 def choose_threads_per_replica(replicas: int, requested: int | None) -> int:
-    """Return the threads per replica: `requested`, or an equal share of the cluster's CPUs. Raises
-    InputError if it has too few."""
+    """Return the number of threads per replica: `requested`, or if it is None an equal share of the
+    cluster's CPUs. Raises InputError if the cluster has too few CPUs."""
     available = int(_import_ray().cluster_resources().get("CPU", 0))
     each = requested or max(1, available // replicas)
     if each * replicas > available:
         raise InputError(
-            f"{replicas} replicas with --threads {each} need {each * replicas} CPUs, and the "
+            f"{replicas} replicas with --threads {each} need {each * replicas} CPUs, but the "
             f"cluster has {available}; give fewer --replicas or --threads"
         )
     return each
 
 
 def require_memory(replicas: int, weight_bytes: int, kv_bytes: int) -> None:
-    """Raise InputError if the cluster's memory is too small.
+    """Raise InputError if the cluster has too little memory for the replicas.
 
-    weight_bytes: of target and draft, which the replicas of a machine share. kv_bytes: of the KV
-    cache of each replica.
+    `weight_bytes`: bytes of the weights of target and draft, which the replicas on a machine share.
+    `kv_bytes`: bytes of the KV cache of each replica.
     """
     nodes = [node["Resources"] for node in _import_ray().nodes() if node["Alive"]]
     available = sum(int(node.get("memory", 0)) for node in nodes)
@@ -103,13 +111,14 @@ def require_memory(replicas: int, weight_bytes: int, kv_bytes: int) -> None:
         raise InputError(
             f"{replicas} replicas need {needed / 1e9:.1f} GB ({weight_bytes / 1e9:.1f} GB of "
             f"weights per machine, {(REPLICA_BASE_BYTES + kv_bytes) / 1e9:.1f} GB per replica), "
-            f"and the cluster has {available / 1e9:.1f} GB; give fewer --replicas, or less "
+            f"but the cluster has {available / 1e9:.1f} GB; give fewer --replicas, or less "
             "--kv-memory"
         )
 
 
 def count_weight_bytes(*models: str | None) -> int:
-    """Return the bytes of the safetensors files of models that are folders."""
+    """Return the bytes of the safetensors files of those models that are folders; others count
+    0."""
     files = [file for name in models if name for file in Path(name).glob("*.safetensors")]
     return sum(file.stat().st_size for file in files)
 
@@ -130,8 +139,8 @@ def _silence_stderr() -> Iterator[None]:
 
 
 def _require_answer(address: str) -> None:
-    """Raise InputError if no server, or not Ray, listens at an address. Ray itself would wait a
-    minute for a missing server, and for ever for another one."""
+    """Raise InputError if no server, or a server other than Ray, listens at an address. Ray itself
+    would wait for a minute in the first case, and forever in the second."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InputError(f"--ray is {address!r}; give host:port, auto or {LOCAL_RAY}")

@@ -1,4 +1,5 @@
-"""Measurements of target and draft on this machine: agreement, costs, speed-ups and predictions.
+"""Measurements of a target and its draft on this machine: how often they agree, what steps cost,
+and the measured and predicted speed-up.
 
-They use the public API; neither generation nor the command line is implemented here.
+Measurements use the public API; neither generation nor the command line is implemented here.
 """

@@ -1,8 +1,9 @@
-"""Agreement of a drafter with its target on a given output: beta at every position.
+"""Measure how well a drafter agrees with its target on a given output: beta, the probability that a
+draft token is accepted, at every position.
 
-The output is replayed: the target scores it in a few forward passes; at every position the drafter
-proposes one draft token and then commits the output's token, as after a rejection. Works with every
-drafter.
+The output is replayed. The target scores it in a few forward passes; at every position the drafter
+proposes one draft token and then commits the output's token, as after a rejection. This works with
+every drafter.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ POSITIONS_PER_FORWARD = 32
 
 
 class ScoredPosition(NamedTuple):
-    """One position of a replayed output."""
+    """The distributions at one position of a replayed output."""
 
-    p: Tensor  # [V]
-    q: Tensor | None  # [V]; None: probability 1 for the draft token
-    draft_token: int | None  # None: the drafter proposes none
+    p: Tensor  # [V], the target's
+    q: Tensor | None  # [V], the drafter's; None: probability 1 for the draft token
+    draft_token: int | None  # None: the drafter proposes no token
 
 
 def compute_overlaps(
     target: Model, drafter: Drafter, request: Request, output: list[int], params: SamplingParams
 ) -> list[float | None]:
-    """Return sum min(p, q) at every token of `output`, which continues the request (Corollary 3.6,
-    C57).
+    """Return beta = sum min(p, q) at every token of `output`, which continues the request's prompt
+    (Corollary 3.6, C57).
 
-    None at positions without a draft token; count it as 0, as nothing is accepted there. Raises
-    RefusedError if the target or the drafter is in use.
+    It is None at positions for which the drafter proposes no token; count it as 0 there, as nothing
+    is accepted. Raises RefusedError if the target or the drafter is in use.
     """
     return [
         _compute_beta(position)
@@ -63,8 +64,9 @@ def replay_positions(
     params: SamplingParams,
     draft_params: SamplingParams,
 ) -> Iterator[ScoredPosition]:
-    """Yield both distributions at every token of `output`: the target's with `params`, the
-    drafter's with `draft_params`. Raises RefusedError if the target or the drafter is in use."""
+    """Yield the target's and the drafter's distribution at every token of `output`, with the
+    sampling params `params` and `draft_params`. Raises RefusedError if the target or the drafter is
+    in use."""
     sources = [request.source] if request.source is not None else None
     controls = build_chain(request, target.vocab_size)
     # A drafter that uses the target's hidden states or cache needs a forward pass per token
@@ -78,7 +80,7 @@ def replay_positions(
         for i, token in enumerate(output):
             draw = Draw([request.key], [len(request.prompt) + i], [draft_params], [controls])
             draft = drafter.propose([1], draw)
-            if i % size == 0:  # the draft is made before the forward pass, as in a step
+            if i % size == 0:  # the drafter proposes before this forward pass, as in a step
                 p = _compute_p(target, request, controls, output[: i + size], i, params)
             yield _make_position(p[i % size], draft, draw)
             drafter.commit([[token]])
@@ -94,7 +96,8 @@ def _compute_p(
     start: int,
     params: SamplingParams,
 ) -> Tensor:
-    """Return p at the positions of `output` from `start` on, `[n, V]`, by one forward pass."""
+    """Return p `[n, V]` at the positions of `output` from `start` on, computed by one forward
+    pass."""
     block = [request.prompt[-1], *output][start : len(output)]
     logits = target.score([block], [len(block)])
     require_valid_logits(logits, "target", [len(request.prompt) + start], [len(block)])
@@ -107,7 +110,7 @@ def _compute_p(
 
 
 def _make_position(p: Tensor, draft: Draft, draw: Draw) -> ScoredPosition:
-    """Return p `[V]` with the distribution of one draft token."""
+    """Combine the target's distribution p `[V]` with the drafter's proposal of one draft token."""
     if draft.tops is not None:
         require_finite(draft.tops.tolist(), "draft", draw.lengths, [1])
     if not int(draft.lengths[0]):

@@ -1,5 +1,5 @@
-"""A resumable benchmark: results are added to a document and saved after each draft and batch
-size."""
+"""A benchmark that can be resumed: after each draft and batch size, the results are added to a JSON
+document and saved."""
 
 from __future__ import annotations
 
@@ -45,12 +45,13 @@ class Benchmark:
     """A benchmark of a target with each of several drafts.
 
     Attributes:
-        load: Loads a target with a draft, and calls its third argument with the target's config
-            and tokenizer first.
-        prompts: Makes the prompts for a target.
+        options: Options of the benchmark, such as the drafts and gammas to measure.
+        load: Function that loads a target with a draft. Before it loads weights, it calls its third
+            argument with the target's config and tokenizer.
+        prompts: Function that makes the prompts for a target.
         out: File for the results; None: they are not saved.
-        progress: Shows a progress bar, given a title and a number of turns; yields a function to
-            call with the name of each turn.
+        progress: Context manager that shows a progress bar, given a title and a number of turns. It
+            yields a function to call with the name of each turn.
         document: The results so far, as a JSON object.
         num_resumed: Number of results that were in the file; None for a new benchmark.
         save_error: The error of the last attempt to save the results.
@@ -66,8 +67,8 @@ class Benchmark:
     save_error: OSError | None = None
 
     def __post_init__(self) -> None:
-        """Load the results that the same command has saved. Raises InputError if `out` is any other
-        file."""
+        """Load the results from `out` if an earlier run with the same options on this machine saved
+        them there. Raises InputError if `out` is any other existing file."""
         if self.options.batch[-1] > MAX_BATCH_SIZE:
             raise InputError(
                 f"batch is {self.options.batch}; give numbers from 1 to {MAX_BATCH_SIZE}"
@@ -83,7 +84,7 @@ class Benchmark:
         self.document |= dict.fromkeys(("runtime", "memory", "others", "best"))
         if self.out is None or not self.out.exists():
             return
-        with suppress(ValueError, KeyError, TypeError):  # from a file of another program
+        with suppress(ValueError, KeyError, TypeError):  # raised for a file of another program
             stored = files.parse_json(files.read_text(self.out, "JSON"))
             if {key: stored[key] for key in identity} == identity:
                 complete = [row for row in stored["figures"] if self._is_complete(row)]
@@ -92,11 +93,13 @@ class Benchmark:
                 self.num_resumed = len(complete)
                 return
         raise InputError(
-            f"{self.out} has results of another command or models; remove it or give another --out"
+            f"{self.out} has results of another command or of other models; remove it or give "
+            "another --out"
         )
 
     def _hash_files(self) -> str:
-        """Return a digest of the sizes and times of all models' files on this machine."""
+        """Return a digest of the sizes and modification times of the files of all models, to detect
+        that a model has changed."""
         drafts = [named_models.strip_lookup(draft) for draft in self.options.drafts if draft]
         places = [named_models.find_draft_folder(draft) or draft for draft in drafts]
         names = [self.options.target, *places, self.options.loading.get("adapter")]
@@ -107,7 +110,7 @@ class Benchmark:
         return row["tokens_per_second"]["n"] == self.options.repeats
 
     def run(self) -> None:
-        """Measure the missing results, until Ctrl-C."""
+        """Measure the results that `document` lacks and add them. After Ctrl-C return early."""
         done = [*self.document["figures"]]
         self.document["interrupted"] = True
         with suppress(KeyboardInterrupt):
@@ -120,7 +123,8 @@ class Benchmark:
             self._save()
 
     def _measure(self, draft: str | None, batch: list[int]) -> bool:
-        """Measure a draft with each batch size; return False after Ctrl-C."""
+        """Measure a draft with each batch size of `batch` and add the results. Return False after
+        Ctrl-C."""
         options, prompts = self.options, list[Prompt]()
         spec = self.load(options.target, draft, lambda info: prompts.extend(self.prompts(info)))
         spec, tasks = prepare_tasks(spec.prepared(), prompts, options.params, options.seed)
@@ -156,7 +160,8 @@ class Benchmark:
         *,
         together: bool,
     ) -> Race:
-        """Run the rounds, with a progress bar."""
+        """Run the rounds of one draft and batch size with a progress bar, and return those that
+        finished."""
         repeats, batch_size = self.options.repeats, len(tasks) if together else 1
         with self.progress(draft, (repeats + 1) * len(turns)) as show:
 
@@ -185,7 +190,8 @@ class Benchmark:
         }
 
     def _conclude(self) -> None:
-        """Record the best draft and gamma, and the share of the CPUs that other processes used."""
+        """Update the document's summary: the best draft and gamma, and the largest share of the
+        CPUs that other processes used."""
         options, rows = self.options, self.document["figures"]
         measured = PlanOptions(
             None, options.rule, options.temperature, options.top_k, options.top_p
@@ -196,7 +202,8 @@ class Benchmark:
         self.document["others"] = max(shares, default=None)
 
     def _save(self) -> None:
-        """Save the results. An OSError is stored, so that they are still printed at the end."""
+        """Save the document. Store an OSError in `save_error` instead of raising it, so that the
+        results are still printed at the end."""
         if self.out is not None:
             text = json.dumps(self.document, indent=2, allow_nan=False) + "\n"
             try:

@@ -1,4 +1,5 @@
-"""Diagnoses of `foretoken doctor`: the machine, or the backend of a model and the reason for it."""
+"""The reports of `foretoken doctor`: one about the machine, one about the backend of a model and
+the reason for it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ REPORTED_PACKAGES = "foretoken torch transformers tokenizers safetensors numpy".
 
 
 def describe_machine() -> dict[str, Any]:
-    """Describe the machine and measure its memory bandwidth, in a second or two."""
+    """Return a description of this machine as JSON: versions, processor, devices, and the memory
+    bandwidth, which takes a second or two to measure."""
     names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     reading, here = contention.take_reading(), machine.get_processor()
     seconds, size = machine.measure_bandwidth(torch.device("cpu"))
@@ -42,7 +44,8 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_model(model: str, options: LoadOptions) -> dict[str, Any]:
-    """Describe the backend of a model, the reason for it, and how exact it is.
+    """Return a description of a model as JSON: its backend, the reason for it, and whether its
+    greedy output is bitwise identical with draft tokens.
 
     Raises:
         InputError, RefusedError: The model cannot be loaded.
@@ -67,16 +70,16 @@ def describe_model(model: str, options: LoadOptions) -> dict[str, Any]:
 
 
 def _describe_ends(model_source: ModelSource, facts: ModelFacts) -> str | None:
-    """Return a remark if the chat template ends turns with a token that the model's files do not
-    list as an end token; else None."""
+    """Return a remark if the chat template ends a turn with a token that the model's files do not
+    list as an end token; otherwise None."""
     file = model_source.path if model_source.gguf is None else model_source.gguf
     tokenizer = load_tokenizer(file, model_source.options.get("revision"), model_source.trust)
     return add_turn_ends(facts.settings.ends, tokenizer)[1]
 
 
 def _find_processor_problem(model_source: ModelSource) -> str | None:
-    """Return the reason if the processor of a model's images and audio cannot be loaded; None if it
-    can, or if there is none."""
+    """Return why the processor for a model's images and audio cannot be loaded; None if it can be
+    loaded or the model has none."""
     load = get_processor_loader(model_source)
     try:
         if load is not None:

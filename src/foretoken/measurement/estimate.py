@@ -1,8 +1,8 @@
-"""Statistics: estimates with 95 % confidence intervals, and a certificate's hypothesis tests with
-their p-values and power.
+"""Statistics: estimates with 95 % confidence intervals, and the hypothesis tests of a certificate
+with their p-values and power.
 
-Tokens of one prompt are dependent, so the unit of sampling is the prompt: Student's t over prompts
-(Liang and Zeger 1986, the linearised ratio).
+Tokens of one prompt are dependent, so the unit of sampling is the prompt. The intervals are
+Student's t over prompts, of the linearised ratio (Liang and Zeger 1986).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONFIDENCE_LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and its confidence interval."""
+    """An estimated value with its confidence interval, [low, high]."""
 
     value: float
     low: float
@@ -29,12 +29,12 @@ class Estimate:
 
     @property
     def error(self) -> float:
-        """The longer half of the interval."""
+        """The larger distance of the interval's two ends from the value."""
         return max(self.high - self.value, self.value - self.low)
 
     def is_above(self, other: Estimate) -> bool:
-        """Return whether the whole interval is above the other's; of equal values by chance once in
-        about 350 times."""
+        """Return whether the whole interval is above the interval of `other`. If the true values
+        are equal, this happens by chance about once in 350 times."""
         return self.low > other.high
 
 
@@ -44,11 +44,16 @@ def estimate_ratio(
     low: float = -math.inf,
     high: float = math.inf,
 ) -> Estimate | None:
-    """Return sum of numerators / sum of denominators, one of each per prompt, with its interval cut
-    to [low, high].
+    """Estimate the ratio (sum of numerators) / (sum of denominators). Return None if the
+    denominators sum to 0 or there are fewer than two prompts.
 
-    The interval is Student's t over prompts, on the residuals numerator - value x denominator. None
-    if the denominators sum to 0 or there are fewer than two prompts.
+    The interval is Student's t over prompts, on the residuals numerator - value x denominator.
+
+    Args:
+        numerators: One number for each prompt.
+        denominators: One number for each prompt.
+        low: Lower limit to which the interval is cut.
+        high: Upper limit to which the interval is cut.
     """
     top, bottom = (
         np.asarray(numerators, dtype=np.float64),
@@ -64,7 +69,8 @@ def estimate_ratio(
 
 
 def estimate_mean(values: Sequence[float]) -> Estimate | None:
-    """Return the mean over prompts."""
+    """Estimate the mean of `values`, one for each prompt. Return None for fewer than two
+    prompts."""
     return estimate_ratio(values, [1.0] * len(values))
 
 
@@ -81,12 +87,17 @@ MIN_CELL_COUNT = 10  # cells with smaller counts are pooled, for the chi-square 
 class HypothesisTest:
     """The result of a hypothesis test.
 
-    `p_value`: probability of such a deviation by chance. `catches`: the smallest total variation
-    over the cells that the test detects with probability TEST_POWER; None if it detects none.
+    Attributes:
+        name: Name of the test.
+        of: Unit of the sample: tokens, outputs or draft tokens.
+        n: Size of the sample.
+        p_value: Probability of a deviation at least this large if the hypothesis is true.
+        catches: The smallest total variation over the cells that the test detects with probability
+            TEST_POWER; None: unknown.
     """
 
     name: str
-    of: str  # the unit of the sample: tokens, outputs, draft tokens
+    of: str
     n: int
     p_value: float
     catches: float | None = None
@@ -103,11 +114,11 @@ def normal_tails(z: float) -> float:
 
 
 def compute_noncentrality(dof: int, level: float) -> float:
-    """Return the noncentrality at which a chi-square test at `level` rejects with probability
-    TEST_POWER.
+    """Return the noncentrality at which a chi-square test at the significance `level` rejects with
+    probability TEST_POWER.
 
-    A total variation t over the cells has a noncentrality of 4 t^2 n or more (Cauchy-Schwarz);
-    with two samples n is nm / (n + m).
+    A total variation t over the cells has a noncentrality of at least 4 t^2 n (Cauchy-Schwarz) for
+    a sample of size n. For two samples of sizes n and m, replace n by nm / (n + m).
     """
     return float(special.chndtrinc(special.chdtri(dof, level), dof, 1 - TEST_POWER))
 
@@ -115,7 +126,8 @@ def compute_noncentrality(dof: int, level: float) -> float:
 def run_uniformity_test(
     name: str, unit: str, u: Tensor, level: float, bins: int = 32
 ) -> HypothesisTest:
-    """Test whether the numbers `u [n]` are uniform on [0, 1)."""
+    """Test whether the numbers `u [n]` are uniform on [0, 1). `level`: significance level, from
+    which `catches` is computed."""
     n = len(u)
     bins = max(2, min(bins, n // MIN_CELL_COUNT))
     counts = torch.bincount((u * bins).long().clamp(0, bins - 1), minlength=bins).double()
@@ -127,8 +139,8 @@ def run_uniformity_test(
 def run_frequency_test(
     name: str, unit: str, hits: Tensor, chances: Tensor, level: float
 ) -> HypothesisTest:
-    """Test whether the events `hits [n]` are as frequent as their conditional probabilities
-    `chances [n]`."""
+    """Test whether the events `hits [n]`, each 0 or 1, are as frequent as their conditional
+    probabilities `chances [n]` predict."""
     variance = float((chances * (1 - chances)).sum())
     if variance < MIN_CELL_COUNT:
         return HypothesisTest(name, unit, len(hits), 1.0)
@@ -155,7 +167,8 @@ def run_correlation_test(name: str, unit: str, u: Sequence[Tensor], lags: int) -
 def run_two_sample_test(
     name: str, unit: str, tables: Sequence[tuple[np.ndarray, np.ndarray]], level: float
 ) -> HypothesisTest:
-    """Test whether the two counts of each table come from one distribution; tables are pooled."""
+    """Test whether in each table the two arrays of counts come from the same distribution. One
+    chi-square statistic is summed over all tables."""
     statistic, dof, n, m = 0.0, 0, 0.0, 0.0
     for a, b in tables:
         a, b = _pool_cells(a, b)
@@ -170,7 +183,8 @@ def run_two_sample_test(
 
 
 def _pool_cells(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Merge the cells with small counts into one."""
+    """Return the counts with all cells of small counts merged into one cell, and without empty
+    cells."""
     few = (a + b) < 2 * MIN_CELL_COUNT
     rest = [[counts[few].sum()] if few.any() else [] for counts in (a, b)]
     a, b = (np.concatenate([c[~few], r]) for c, r in zip((a, b), rest, strict=True))
@@ -179,10 +193,11 @@ def _pool_cells(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class TokenUniforms:
-    """Uniform numbers of sampled tokens, `[n]` each, float64.
+    """For n sampled tokens, numbers that are uniform on [0, 1) if the tokens have the distribution
+    that they should have; `[n]`, float64.
 
-    A token's number is uniform in the interval that its probability takes in the cumulative
-    distribution, with the tokens in one of two orders.
+    A token's number is drawn uniformly from the interval that its probability occupies in the
+    cumulative distribution. The two tensors differ in the order of the tokens in that distribution.
     """
 
     ranked: Tensor  # by falling probability: detects distributions that are too sharp or too flat
@@ -190,10 +205,14 @@ class TokenUniforms:
 
 
 def compute_uniforms(distribution: Tensor, tokens: Tensor, noise: Tensor) -> TokenUniforms:
-    """Return the numbers of `tokens [n]` under `distribution [n, V]`; `noise [n]` is uniform and
-    independent.
+    """Return the uniform numbers of sampled tokens.
 
-    A token of probability 0 gets the end of `ranked`, 1.
+    Args:
+        distribution: `[n, V]`, the distribution that each token should have.
+        tokens: `[n]`, the sampled ids.
+        noise: `[n]`, independent uniform numbers, which choose a point in each token's interval.
+
+    A token of probability 0 gets the number 1 in `ranked`.
     """
     p = distribution.double()
     p = p / p.sum(-1, keepdim=True)

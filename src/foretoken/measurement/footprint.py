@@ -1,5 +1,5 @@
-"""Sizes of models: parameters, bytes of weights, and the bytes that a forward pass over one token
-loads; with the memory bandwidth these give a lower bound of its time."""
+"""Sizes of models: their parameters, the bytes of their weights, and the bytes that a forward pass
+over one token loads. Divided by the memory bandwidth, those bytes are a lower bound of its time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from foretoken.loading.sources import find_source
 from foretoken.models.base import Model
 from foretoken.models.native.model import NativeModel
 
-PYTHON_RUNTIME = "python"  # of a drafter without a network
+PYTHON_RUNTIME = "python"  # `runtime` of a drafter without a model
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Sizes of a model or of a drafter without one; None: unknown."""
+    """Sizes of a model, or of a drafter that has no model. A size is None if unknown."""
 
     name: str
     runtime: str
@@ -36,8 +36,18 @@ class Footprint:
 def compute_model_footprint(
     model: Model, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
 ) -> Footprint:
-    """Return the sizes of a model that was loaded with these options. Its bytes are those of the
-    packed weights on the native decoder, else computed from the shapes of its parameters."""
+    """Return the sizes of a model.
+
+    Args:
+        model: The loaded model.
+        name: Folder or hub id from which it was loaded.
+        dtype: The dtype with which it was loaded.
+        revision: The revision with which it was loaded.
+        trust: True if the model's own code may run.
+
+    On the native decoder, bytes are those of the packed weights; on other backends they are
+    computed from the shapes of the parameters.
+    """
     network = _get_network(model, name, revision, trust)
     facts = (name, model.runtime, dtype, model.encoder_decoder)
     if network is None:
@@ -59,7 +69,7 @@ def compute_model_footprint(
 
 
 def _get_native_bytes(model: Model) -> tuple[int, int] | None:
-    """Return the bytes of a model's packed weights on the native decoder, and of those that a
+    """Return the bytes of a model's packed weights on the native decoder, and how many of them a
     forward pass over one token loads; None for other backends."""
     return model.passes.bytes if isinstance(model, NativeModel) else None
 
@@ -68,8 +78,8 @@ INT4_BYTES_PER_WEIGHT = 0.5 + 2 / 64  # bytes of a weight, with its share of a g
 
 
 def _count_bytes(num_weights: int, num_embedded: int, kind: torch.dtype, dtype: str) -> int:
-    """Return the bytes of `num_weights` weights, of which `num_embedded` are in embeddings or the
-    output layer: these have eight bits if the others have four."""
+    """Return the bytes of `num_weights` weights of the torch dtype `kind`. With the dtype int4,
+    `num_embedded` of them, in embeddings and the output layer, have eight bits."""
     if dtype == "int4":
         return round((num_weights - num_embedded) * INT4_BYTES_PER_WEIGHT) + num_embedded
     return num_weights * kind.itemsize
@@ -78,12 +88,13 @@ def _count_bytes(num_weights: int, num_embedded: int, kind: torch.dtype, dtype: 
 def compute_drafter_footprint(
     drafter: Drafter, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
 ) -> Footprint:
-    """Return the sizes of a drafter; they are unknown if it has no model."""
+    """Return the sizes of a drafter, those of its model; most are unknown if it has no model.
+    Arguments as for `compute_model_footprint`."""
     if drafter.model is not None:
         place = str(named_models.find_draft_folder(name) or name)
         model = compute_model_footprint(drafter.model, place, dtype, revision, trust=trust)
         return replace(model, name=name)
-    # Other runtimes compute matrix products that are not counted here
+    # A drafter with another `runtime` computes matrix products that are not counted here
     operations = 0 if drafter.runtime == PYTHON_RUNTIME else None
     return Footprint(name, drafter.runtime, "", False, None, operations)
 
@@ -91,7 +102,8 @@ def compute_drafter_footprint(
 def _get_network(
     model: Model, name: str, revision: str | None, trust: bool
 ) -> PreTrainedModel | None:
-    """Return the network, or one without weights; None if transformers cannot build it."""
+    """Return the model's PyTorch module; on a backend without one, a module of the same structure
+    without weights; None for a table model, or if transformers cannot build the module."""
     network = model.model
     if isinstance(network, PreTrainedModel):
         return network
@@ -104,11 +116,11 @@ def _get_network(
 
 
 def _count_multiplied_weights(network: PreTrainedModel) -> int:
-    """Count the weights that a decoder multiplies per token.
+    """Return the number of weights that a decoder multiplies per token.
 
-    Embeddings count only if they are also the output layer; of experts, the share that a token is
-    routed to (all, if unknown) counts. The projections of cross-attention's keys and values count,
-    although they run once per source.
+    Embeddings count only if they are also the output layer. The experts' weights count only with
+    the share to which a token is routed, or fully if the share is unknown. The projections of
+    cross-attention's keys and values count, although they run once per source.
     """
     head = network.get_output_embeddings()
     skipped = {id(weight) for weight in _list_embeddings(network)} | _get_encoder_weight_ids(
@@ -128,7 +140,8 @@ def _list_embeddings(network: PreTrainedModel) -> list[Tensor]:
 
 
 def _get_encoder_weight_ids(network: PreTrainedModel) -> set[int]:
-    """Return the `id` of each weight of the encoder, which runs once per source."""
+    """Return the `id` of each weight of the encoder, which runs once per source and not per
+    token."""
     if not network.config.is_encoder_decoder:
         return set()
     return {id(weight) for weight in network.get_encoder().parameters()}

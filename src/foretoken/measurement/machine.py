@@ -1,8 +1,8 @@
-"""The machine of a measurement: description, memory bandwidth, peak memory, and the instructions of
-its processor.
+"""The machine of a measurement: its description, memory bandwidth, peak memory, and the instruction
+sets of its processor.
 
-Times on different machines do not compare, so every saved measurement includes its machine. Linux
-lists a processor's instructions; elsewhere only the name and the number of cores are known.
+Times on different machines cannot be compared, so every saved measurement includes its machine. The
+instruction sets are known on Linux only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUM_BANDWIDTH_READS = 7
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine and its software. Measurements compare only if these are equal."""
+    """A machine and its software. Only measurements with equal instances can be compared."""
 
     cpu: str
     cores: int
@@ -63,7 +63,8 @@ def count_cores() -> int:
 
 
 def measure_bandwidth(device: torch.device) -> tuple[Spread, int]:
-    """Return the seconds of reading a large tensor with all cores, and its size in bytes."""
+    """Read a large tensor several times with all cores. Return the seconds that a read took, and
+    the tensor's size in bytes."""
     free = get_free_bytes(device)
     size = BANDWIDTH_READ_BYTES if free is None else min(BANDWIDTH_READ_BYTES, free // 4)
     numbers = torch.ones(max(1, size // 4), device=device)
@@ -77,7 +78,8 @@ def measure_bandwidth(device: torch.device) -> tuple[Spread, int]:
 
 
 def get_peak_bytes(device: torch.device) -> int:
-    """Return the peak memory of this process in bytes: of the GPU if the device is one."""
+    """Return the peak memory of this process in bytes: GPU memory if `device` is a GPU, otherwise
+    main memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     assert resource is not None
@@ -95,7 +97,7 @@ def _read_cpuinfo(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-# Linux's names of instruction sets, and their vendors' names
+# Linux's name of an instruction set -> the vendor's name
 CPU_FEATURE_NAMES = {
     "avx2": "AVX2",
     "avx_vnni": "AVX-VNNI",  # 8-bit products
@@ -111,21 +113,22 @@ CPU_FEATURE_NAMES = {
     "bf16": "BF16",
     "sve": "SVE",
 }
-# Reported also if they are missing
+# Instruction sets that are reported also if they are missing
 REPORTED_CPU_FEATURES = ("AVX512-BF16", "AVX512-VNNI", "AMX")
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A processor: its name, the threads that this process may use, and its instruction sets."""
+    """A processor and its instruction sets."""
 
     name: str
-    threads: int
-    abilities: list[str] | None  # None: unknown
+    threads: int  # hardware threads that this process may use
+    abilities: list[str] | None  # instruction sets, by their vendors' names; None: unknown
 
     @property
     def lacks(self) -> list[str]:
-        """The missing ones of REPORTED_CPU_FEATURES on x86; [] on Arm, or if unknown."""
+        """The instruction sets in REPORTED_CPU_FEATURES that an x86 processor lacks; [] on Arm, or
+        if unknown."""
         abilities = self.abilities or []
         return (
             [name for name in REPORTED_CPU_FEATURES if name not in abilities]
@@ -135,7 +138,8 @@ class Processor:
 
 
 def get_processor(info: Path = Path("/proc/cpuinfo")) -> Processor:
-    """Return the processor that this process runs on."""
+    """Return the processor that this process runs on. `info`: the file with its instruction
+    sets."""
     facts, cpuinfo = get_machine(torch.device("cpu")), _read_cpuinfo(info)
     flags = cpuinfo.get("flags") or cpuinfo.get("Features")
     abilities = None

@@ -1,4 +1,4 @@
-"""Options of a benchmark, which are checked before models are loaded."""
+"""Options of a benchmark. They are checked when created, before models are loaded."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ MIN_QUARTILE_ROUNDS = 3  # fewer rounds give no quartiles
 
 
 def format_gamma(gamma: int | None) -> str:
-    """Return the name of a gamma in tables; None: automatic."""
+    """Return the name of a gamma (None: automatic; 0: plain decoding) for tables."""
     return "automatic" if gamma is None else f"gamma {gamma}" if gamma else "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """Options of a benchmark. It resumes a file of results with equal options."""
+    """Options of a benchmark. A file of results is resumed only by a benchmark with equal
+    options."""
 
     target: str
-    drafts: list[str | None]  # None: the default one
-    gammas: list[int]
+    drafts: list[str | None]  # None: the default draft
+    gammas: list[int]  # in rising order, as are the batch sizes
     batch: list[int]  # batch sizes
-    prompts: int
+    prompts: int  # number of prompts
     prompts_sha256: str
     loading: dict[str, Any]  # keywords of `foretoken.load` that are not its defaults
     max_new_tokens: int

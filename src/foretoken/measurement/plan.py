@@ -1,4 +1,4 @@
-"""The plan from the results of a benchmark: the draft and gamma to use, or not to speculate."""
+"""Choose a plan from the results of a benchmark: the draft and gamma to use, or plain decoding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUNDED_COPIES = [("draft_dtype", f"self:{kind}") for kind in ROUNDED_DTYPES]
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """Keywords of `Speculator.generate` that were measured."""
+    """Keyword arguments of `Speculator.generate` with which a benchmark measured."""
 
     gamma: int | None
     rule: str
@@ -32,16 +32,16 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The fastest draft and gamma among those that were clearly faster than plain decoding: the
-    lower quartile of their speed-up is above 1."""
+    """The fastest draft and gamma of a benchmark. Only those are considered that were clearly
+    faster than plain decoding, that is, the lower quartile of their speed-up is above 1."""
 
-    draft: str  # "none" if no draft was clearly faster
-    gamma: int  # the fastest fixed one of that draft; 0: plain decoding
-    speedup: float  # of `tried`; the geometric mean over batch sizes
+    draft: str  # "none" if no draft was clearly faster than plain decoding
+    gamma: int  # the fastest fixed gamma with that draft; 0: plain decoding
+    speedup: float  # of `tried` over plain decoding; the geometric mean over batch sizes
     certain: bool  # whether the measurements clearly support the plan
-    tried: str  # `draft`, or the fastest draft if that is "none"
-    load: dict[str, Any]  # keywords of `foretoken.load`
-    generate: PlanOptions
+    tried: str  # the fastest draft, also if `draft` is "none" because it was not clearly faster
+    load: dict[str, Any]  # keyword arguments of `foretoken.load`
+    generate: PlanOptions  # its gamma may be None, automatic
 
     @property
     def speculate(self) -> bool:
@@ -49,13 +49,13 @@ class Plan:
 
 
 def choose_plan(rows: list[dict[str, Any]], measured: PlanOptions, load: dict[str, Any]) -> Plan:
-    """Return the plan from a benchmark's results.
+    """Return the plan that follows from a benchmark's results.
 
     Args:
-        rows: One or more results, each with a `draft`, `batch`, `gamma` and `speedup`, and in
-            `others` the share of the CPUs that other processes used.
-        measured: The generation options of all results; the plan replaces the gamma.
-        load: Keywords of `foretoken.load` without the draft.
+        rows: One or more results, each a dict with `draft`, `batch`, `gamma`, `speedup`, and
+            `others`, the share of the CPUs that other processes used.
+        measured: The generation options of all results; its gamma is ignored.
+        load: Keyword arguments of `foretoken.load` without the draft.
     """
     contestants: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for row in rows:
@@ -90,8 +90,8 @@ def choose_plan(rows: list[dict[str, Any]], measured: PlanOptions, load: dict[st
 
 
 def are_trusted(rows: list[dict[str, Any]]) -> bool:
-    """Return whether the quartiles are meaningful: of enough rounds, without other busy
-    processes."""
+    """Return whether the quartiles of these results are meaningful: there were enough rounds, and
+    no other process was busy."""
     enough = all(row["speedup"]["n"] >= MIN_QUARTILE_ROUNDS for row in rows)
     return enough and not any(contention.describe_contention(row["others"]) for row in rows)
 
@@ -102,13 +102,14 @@ def _are_beyond_one(rows: list[dict[str, Any]], quartile: str, *, above: bool) -
 
 
 def _is_superfluous(name: str, draft: str) -> bool:
-    """Return whether an option is without effect: of a draft that is "none", or the dtype that the
-    draft's name, such as self:int8, includes."""
+    """Return whether an option of loading has no effect with this draft: it is an option of the
+    draft and the draft is "none", or it is the dtype that a draft such as self:int8 has anyway."""
     return name.startswith("draft_") if draft == "none" else (name, draft) in ROUNDED_COPIES
 
 
 def read_plan(path: Path) -> Plan:
-    """Return the plan in a file of `foretoken bench --out`. Raises InputError for other files."""
+    """Return the plan in a file of `foretoken bench --out`. Raises InputError for other files and
+    for a benchmark without results."""
     text = files.read_text(path, "the JSON of foretoken bench --out")
     try:
         document = files.parse_json(text)

@@ -1,8 +1,9 @@
-"""Timing of speculative against plain decoding of the same pair: gammas take turns on the same
-prompts in each round. Computes the figures of each, and the speed-up that section 3 of the paper
-predicts.
+"""Compare the speed of speculative decoding, with several gammas, and of plain decoding. In each
+round they take turns on the same prompts. From the finished rounds, the figures of each are
+computed, and the speed-up that section 3 of the paper predicts.
 
-`Race` holds the runs of any contestants: the repository's benchmarks/race.py adds other libraries.
+A contestant is a library with a gamma. This package has only its own contestants; the repository's
+benchmarks/race.py adds those of other libraries.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from foretoken.speculator import Speculator
 from foretoken.timing import Spread, measure_seconds, summarize, take_turns
 
 OWN_LIBRARY = "foretoken"
-REST_SECONDS = 0.05  # between turns, as threads of the last contestant may still spin
+REST_SECONDS = 0.05  # pause between turns, as threads of the last contestant may still spin
 
 OptionalGamma = int | None  # None: automatic
-ContestantKey = tuple[str, OptionalGamma]  # a contestant: a library and its gamma
+ContestantKey = tuple[str, OptionalGamma]  # a contestant: the name of a library, and a gamma
 PLAIN_DECODING: ContestantKey = (OWN_LIBRARY, 0)
 AUTOMATIC_GAMMA: ContestantKey = (OWN_LIBRARY, None)
 
@@ -42,32 +43,33 @@ class RaceTask:
     """A prompt to complete, in token ids."""
 
     prompt: list[int]
-    tokens: int  # exact number of new tokens; end tokens are ignored
+    tokens: int  # number of new tokens to generate, exactly; end tokens are ignored
     params: SamplingParams
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class RaceRun:
-    """The result of one task."""
+    """The result of completing one task: its new tokens, and the times."""
 
     tokens: list[int]
     first_tokens: int  # number of tokens of the first step; 0: unknown
-    first_seconds: float  # from the start to the end of the first step
-    seconds: float
-    steps: tuple[StepRecord, ...] = ()  # after the first one; empty for other libraries
+    first_seconds: float  # from the start of the run to the end of the first step
+    seconds: float  # of the whole run
+    steps: tuple[StepRecord, ...] = ()  # steps after the first; empty for other libraries
 
 
-RoundRuns = dict[ContestantKey, list[RaceRun]]  # a contestant's turn: a run for each task
-RunTurn = Callable[[list[RaceTask]], list[RaceRun]]
+# A round: the runs of each contestant's turn, one for each task
+RoundRuns = dict[ContestantKey, list[RaceRun]]
+RunTurn = Callable[[list[RaceTask]], list[RaceRun]]  # completes the tasks of a turn
 
 
 def prepare_tasks(
     spec: Speculator, prompts: Sequence[Prompt], params: SamplingParams, seed: int
 ) -> tuple[Speculator, list[RaceTask]]:
-    """Return the pair without end tokens, and a task for each prompt.
+    """Return a copy of the pair that ignores end tokens, and a task for each prompt.
 
-    Raises InputError for a prompt that leaves no room for `params.max_new_tokens`.
+    Raises InputError if a prompt leaves less room in the context than `params.max_new_tokens`.
     """
     spec = replace(spec, ends=EndTokens(decoder_start=spec.ends.decoder_start))
     tokens = params.max_new_tokens
@@ -84,9 +86,10 @@ def prepare_tasks(
 def run_own_turn(
     spec: Speculator, tasks: list[RaceTask], gamma: OptionalGamma, rule: str = "block"
 ) -> list[RaceRun]:
-    """Complete the tasks, which differ in prompts and seeds only, in one call of `generate`.
+    """Complete tasks as one batch, in one call of `generate`. They may differ in prompts and seeds
+    only.
 
-    Raises KeyboardInterrupt if it was interrupted.
+    Raises KeyboardInterrupt if the call was interrupted.
     """
     prompts: list[Prompt] = [list(task.prompt) for task in tasks]
     params = replace(tasks[0].params, max_new_tokens=tasks[0].tokens)
@@ -95,7 +98,7 @@ def run_own_turn(
     seconds = measure_seconds(
         lambda: completions.extend(require_uninterrupted(spec.generate(prompts, params, **options)))
     )
-    # The call's time outside of any sequence counts as time before the first token
+    # The time that the call spends outside of sequences counts as time before the first token
     overhead_seconds = seconds - max(each.stats.seconds for each in completions)
     return [
         RaceRun(
@@ -112,8 +115,8 @@ def run_own_turn(
 def make_own_turns(
     spec: Speculator, gammas: Sequence[int], rule: str
 ) -> dict[ContestantKey, RunTurn]:
-    """Return the turns of plain decoding and, with a draft, of these gammas and of automatic
-    gamma."""
+    """Return this package's contestants: plain decoding and, if the pair has a draft, each of these
+    gammas and automatic gamma."""
     ours = [*sorted({0, *gammas}), None] if spec.costing.drafts else [0]
     return {
         (OWN_LIBRARY, gamma): partial(run_own_turn, spec, gamma=gamma, rule=rule) for gamma in ours
@@ -121,7 +124,7 @@ def make_own_turns(
 
 
 def repeat_tasks(tasks: list[RaceTask], count: int) -> list[RaceTask]:
-    """Return `count` tasks: the given ones repeated, with consecutive seeds."""
+    """Return `count` tasks: `tasks`, repeated as often as needed, with consecutive seeds."""
     seed = tasks[0].seed
     return [replace(tasks[i % len(tasks)], seed=seed + i) for i in range(count)]
 
@@ -134,13 +137,14 @@ def run_rounds(
     together: bool = False,
     report: Callable[[ContestantKey], object] = lambda key: None,
 ) -> Race:
-    """Run rounds after a warm-up round, and return those that finished before any Ctrl-C.
+    """Run a warm-up round and then `rounds` rounds. Return the rounds that finished: all of them,
+    or fewer after Ctrl-C.
 
     Args:
-        contestants: The turn of each contestant, by its key.
-        tasks: The tasks of a turn; every round uses other seeds.
-        rounds: Number of rounds without the warm-up.
-        together: Give a turn all its tasks as one batch, not one after another.
+        contestants: For each contestant, the function that runs its turn.
+        tasks: The tasks of every turn; each round changes their seeds.
+        rounds: Number of rounds without the warm-up round.
+        together: Complete the tasks of a turn as one batch instead of one after another.
         report: Called with the contestant's key before each turn.
     """
 
@@ -166,7 +170,8 @@ def run_rounds(
 
 @dataclass(frozen=True, slots=True)
 class SpeedupPrediction:
-    """Theorem 3.8 with the measured alpha and c, for the numbers of draft tokens of steps."""
+    """The speed-up that Theorem 3.8 predicts from the measured alpha and c, for the numbers of
+    draft tokens that the steps had."""
 
     alpha: float
     c: float
@@ -175,15 +180,21 @@ class SpeedupPrediction:
     predicted: float  # the speed-up with the measured v
 
 
-MIN_PREDICTION_DRAFT_TOKENS = 8  # fewer are too few to estimate alpha and costs
+MIN_PREDICTION_DRAFT_TOKENS = 8  # fewer draft tokens are too few to estimate alpha and costs
 
 
 def predict(
     plain: list[StepRecord], steps: list[StepRecord], overlaps: list[float] | None = None
 ) -> SpeedupPrediction | None:
-    """Return the speed-up predicted from steps of batch size 1; None if they have fewer than
-    MIN_PREDICTION_DRAFT_TOKENS draft tokens. `overlaps`: of verified draft tokens, by default those
-    of the steps."""
+    """Predict the speed-up from steps of batch size 1. Return None if they have fewer than
+    MIN_PREDICTION_DRAFT_TOKENS draft tokens.
+
+    Args:
+        plain: Steps of plain decoding.
+        steps: Steps of speculative decoding.
+        overlaps: sum min(p, q) of each verified draft token, from which alpha is computed; None:
+            those of `steps`.
+    """
     draft_token_counts = Counter(step.drafted for step in steps)
     if sum(step.drafted for step in steps) < MIN_PREDICTION_DRAFT_TOKENS:
         return None
@@ -200,28 +211,30 @@ def predict(
 
 @dataclass(frozen=True, slots=True)
 class ContestantFigures:
-    """Figures of one contestant over rounds. Times per token exclude the first step, but for a
-    batch they include everything until its last token. None: unknown."""
+    """Figures of one contestant over all rounds. Times per token exclude the first step; for a
+    batch they include everything until the batch's last token."""
 
     gamma: OptionalGamma
     first_seconds: Spread
     seconds_per_token: Spread
     tokens_per_second: Spread
-    speedup: Spread  # over this package's plain decoding of the same round
-    tokens_per_call: float | None  # of one sequence
+    speedup: Spread  # over this package's plain decoding in the same round
+    tokens_per_call: float | None  # new tokens of a sequence per target forward; None: unknown
     predicted: SpeedupPrediction | None  # None for a batch
 
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Finished rounds. `together`: whether a turn completed its tasks as one batch."""
+    """The finished rounds of contestants. `together`: whether a turn completed its tasks as one
+    batch."""
 
     rounds: list[RoundRuns]
     together: bool = False
 
     def compute_seconds_per_token(self, key: ContestantKey) -> list[float]:
-        """Return the seconds per token in each round: for a batch until its last token, else
-        without the first steps, unless there are no others."""
+        """Return a contestant's seconds per token in each round. For a batch all time until its
+        last token counts. Otherwise the first step of each run is excluded, unless there are no
+        other steps."""
         return [self._compute_seconds_per_token(turns[key]) for turns in self.rounds]
 
     def compute_speedups(self, one: ContestantKey, other: ContestantKey) -> list[float]:
@@ -232,7 +245,7 @@ class Race:
         return [slow / fast for slow, fast in pairs]
 
     def compute_figures(self, key: ContestantKey) -> ContestantFigures:
-        """Return the figures of one contestant; needs at least one round."""
+        """Return the figures of one contestant. There must be at least one round."""
         steps, seconds = self.list_steps(key), self.compute_seconds_per_token(key)
         first = [fmean(run.first_seconds for run in turns[key]) for turns in self.rounds]
         return ContestantFigures(
@@ -246,7 +259,7 @@ class Race:
         )
 
     def list_steps(self, key: ContestantKey) -> list[StepRecord]:
-        """Return the steps of all rounds."""
+        """Return the steps of a contestant in all rounds, without the first step of each run."""
         return [step for turns in self.rounds for run in turns[key] for step in run.steps]
 
     def _compute_seconds_per_token(self, runs: list[RaceRun]) -> float:
@@ -260,8 +273,9 @@ class Race:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Medians over alternating runs. Times are of decoding, without the prefill. The prediction
-    (`alpha` to `predicted`) is None with fewer than MIN_PREDICTION_DRAFT_TOKENS draft tokens."""
+    """The comparison of speculative with plain decoding: medians over runs that alternate. Times
+    exclude the prefill. The fields from `alpha` to `predicted` are None if there were fewer than
+    MIN_PREDICTION_DRAFT_TOKENS draft tokens."""
 
     plain_seconds_per_token: float
     seconds_per_token: float
@@ -286,8 +300,8 @@ COMPARISON_REPEATS = 3
 def compare_with_plain(
     spec: Speculator, prompt: Prompt, repeats: int = COMPARISON_REPEATS, **options: Any
 ) -> Comparison:
-    """Complete a prompt `repeats` times plainly and speculatively, alternating, and return the
-    comparison. options: of `Speculator.generate`.
+    """Complete a prompt `repeats` times by plain and by speculative decoding, alternately, and
+    compare the times. `options`: keyword arguments of `Speculator.generate`.
 
     Raises KeyboardInterrupt if a run was interrupted.
     """
@@ -298,7 +312,7 @@ def compare_with_plain(
 
     plain: list[Completion] = []
     speculative: list[Completion] = []
-    decode(max_new_tokens=max(4, options.get("min_new_tokens") or 0))  # first calls are slow
+    decode(max_new_tokens=max(4, options.get("min_new_tokens") or 0))  # warm-up
     reading = contention.take_reading()
     for _ in range(repeats):
         plain.append(decode(gamma=0))

@@ -1,1 +1,2 @@
-"""OpenAI-compatible server: HTTP in one process, the engine in another, plain data between them."""
+"""OpenAI-compatible server: one process handles HTTP, another runs the engine; they exchange plain
+data over a pipe."""

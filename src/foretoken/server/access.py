@@ -1,4 +1,4 @@
-"""Access control: API keys, and limits on the size of bodies, checked before a body is read."""
+"""Access control: checks of the API key before a body is received, and limits on a body's size."""
 
 from __future__ import annotations
 
@@ -13,26 +13,32 @@ from starlette.types import Message, Receive, Scope
 from foretoken.server.api.errors import ApiError
 
 AUDIO_PATH_PREFIX = "/v1/audio/"  # endpoints that take forms with files
-MAX_FORM_FIELDS_BYTES = 100_000  # bytes of a form in addition to its file
-# These need no key, nor does anything below /page/
+MAX_FORM_FIELDS_BYTES = 100_000  # limit for the fields of a form, in addition to its file
+# Paths that need no API key; paths below /page/ do not need one either
 PUBLIC_PATHS = ("/", "/health", "/ready", "/version", "/metrics")
 
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
-    """API keys of clients (none: all clients are served) and the maximum size of a body and of a
-    body with a file."""
+    """The accepted API keys (empty: every client is accepted) and the maximum size of a request's
+    body.
+
+    Attributes:
+        keys: The API keys.
+        max_body_bytes: Maximum bytes of a JSON body.
+        max_file_bytes: Maximum bytes of the audio file in a form.
+    """
 
     keys: tuple[str, ...] = ()
     max_body_bytes: int = 4_000_000
     max_file_bytes: int = 25_000_000
 
     def require(self, scope: Scope) -> None:
-        """Raise ApiError for a request without a valid key, with a Content-Length above the limit,
-        or with two lengths. Store the salt of its key in the request's state."""
+        """Raise ApiError if a request has no valid key, if its Content-Length exceeds the limit, or
+        if it also has Transfer-Encoding. Store the cache salt of its key in the request's state."""
         headers, path = Headers(scope=scope), scope["path"]
         if "transfer-encoding" in headers and "content-length" in headers:
-            # RFC 9112, 6.3: request smuggling, if a proxy in front uses the other one
+            # RFC 9112, 6.3: a proxy in front may use the other header: request smuggling
             problem = "the request has Content-Length and Transfer-Encoding; send one of them"
             raise ApiError(400, problem, closes=True)
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -46,18 +52,18 @@ class AccessPolicy:
             raise ApiError(413, self._describe_too_large(path))
 
     def get_cache_salt(self, key: str) -> str | None:
-        """Return the cache salt of a client's key, so that clients never share cached prefixes;
-        None for an invalid key."""
+        """Return the cache salt of an API key: "" if the server has no keys, None if the key is
+        invalid. Clients with different keys never share cached prefixes."""
         if not self.keys:
             return ""
         token = key.encode("latin-1")  # the encoding of headers
-        # compares all keys, so that the time does not depend on which matches
+        # compare with all keys, so that the time does not reveal which one matches
         matches = [hmac.compare_digest(token, each.encode()) for each in self.keys]
         return hashlib.sha256(token).hexdigest() if any(matches) else None
 
     def limit_body(self, receive: Receive, path: str) -> Receive:
-        """Return a `receive` that raises HTTPException once the body, whose length may be unknown,
-        exceeds the limit."""
+        """Wrap `receive` so that it raises HTTPException once the body exceeds the limit, also if
+        the request has no Content-Length."""
         size = 0
 
         async def receive_counted() -> Message:
@@ -65,14 +71,14 @@ class AccessPolicy:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._get_limit(path):
-                # FastAPI would turn another exception in the body into its own error
+                # FastAPI would replace any other exception by an error of its own
                 raise HTTPException(413, self._describe_too_large(path))
             return message
 
         return receive_counted
 
     def _get_limit(self, path: str) -> int:
-        """Return the maximum bytes of a body; a form with a file has other fields too."""
+        """Return the maximum bytes of a body sent to `path`."""
         return (
             self.max_file_bytes + MAX_FORM_FIELDS_BYTES
             if path.startswith(AUDIO_PATH_PREFIX)

@@ -1,5 +1,5 @@
-"""Metrics for Prometheus, under foretoken's and vLLM's names, and one log line per request. Neither
-contains prompts or outputs."""
+"""Prometheus metrics, under foretoken's and vLLM's names, and one log line per request. Metrics and
+log lines contain no prompts or outputs."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ log = logging.getLogger("foretoken.requests")
 
 
 class AccountingMiddleware:
-    """Gives every request an id; at its end, updates the metrics and writes its log line.
+    """ASGI middleware that gives every request an id, checks its access and, when the request ends,
+    updates the metrics and writes its log line.
 
-    The app stores the `generation` in the request's state if the request generates text, and the
-    final `status` of a stream, whose status line was 200.
+    The app stores in the request's state: `generation`, if the request generates text, and for a
+    stream the final `status`, which may be an error although status 200 was sent at the beginning.
     """
 
     def __init__(
@@ -96,7 +97,8 @@ class AccountingMiddleware:
     def _record_request(self, scope: Scope, seconds: float) -> None:
         path, state = scope["path"], scope["state"]
         status, generation = state.get("status", 500), state.get("generation")
-        model = state.get("model", self.metrics.base)  # refused before it was chosen: the base
+        # A request that is refused before its model is known counts for the base model
+        model = state.get("model", self.metrics.base)
         self.metrics.count(path if self.is_known_path(path) else "other", status, model)
         if generation is not None:
             self.metrics.observe(generation, seconds, model)
@@ -107,7 +109,7 @@ class AccountingMiddleware:
 
 
 class Metrics:
-    """All metrics, labelled by model: "foretoken_..." and optionally "vllm:..."."""
+    """All metrics, labelled by model and named "foretoken_..."; with `vllm`, also "vllm:..."."""
 
     def __init__(self, base: str, *, vllm: bool) -> None:
         self.base, self.registry = base, CollectorRegistry()
@@ -150,12 +152,13 @@ class Metrics:
         self.restarts = Gauge("foretoken_engine_restarts", "Restarts of dead engines.", **common)
 
     def count(self, endpoint: str, status: int, model: str) -> None:
-        """Count a request."""
+        """Count one request to an endpoint by the status of its answer."""
         for counter in self.requests:
             counter.labels(endpoint=endpoint, status=str(status), model_name=model).inc()
 
     def observe(self, generation: Generation, seconds: float, model: str) -> None:
-        """Add a request's tokens, steps and latencies, however its outputs ended."""
+        """Add the tokens, steps and latencies of a request to the metrics, also if it was aborted
+        or failed. `seconds`: duration of the whole request."""
         usage = answers.compute_usage(generation)
         steps = [step for output in generation.outputs for step in output.steps]
         sums = {
@@ -180,7 +183,8 @@ class Metrics:
             self._observe("inter_token_latency_seconds", gap, model)
 
     def render(self, engines: Mapping[str, AnyEngine]) -> bytes:
-        """Return the metrics in Prometheus' format. `engines`: engine of each model, by name."""
+        """Return all metrics in Prometheus' text format, after updating the gauges from `engines`,
+        which maps each model's name to its engine."""
         for model, engine in engines.items():
             values = {"running": engine.running, "waiting": engine.waiting}
             for name, value in values.items():

@@ -68,7 +68,7 @@ log = logging.getLogger(__name__)
 
 
 def create_app(models: ServedModels, options: ServerOptions) -> FastAPI:
-    """Return the application."""
+    """Return the FastAPI application that serves `models`; it starts and stops their engines."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -104,7 +104,7 @@ def create_app(models: ServedModels, options: ServerOptions) -> FastAPI:
 
 
 class Routes:
-    """Handlers of all routes."""
+    """The handlers of all routes; `add_routes` registers them."""
 
     def __init__(self, models: ServedModels, options: ServerOptions) -> None:
         self.served_models, self.options = models, options
@@ -230,8 +230,8 @@ class Routes:
         }
 
     async def health(self) -> Response:
-        """Return 200 if every model has an engine or the first engines are loading; 503 while a
-        dead engine restarts."""
+        """Return 200 if every model has an engine that runs, loads for the first time or drains;
+        503 if a model has none, as while its dead engine restarts."""
         served, info = self.served_models, self.served_models.engines[self.served_models.base].info
         healthy = served.state in ("ready", "loading", "draining")
         health = {
@@ -243,7 +243,7 @@ class Routes:
         return JSONResponse(health, 200 if healthy else 503)
 
     async def ready(self) -> Response:
-        """Return 200 if requests for every model are accepted now, else 503."""
+        """Return 200 if every model accepts requests now, else 503."""
         state = self.served_models.state
         return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 
@@ -279,8 +279,9 @@ class Routes:
             )
 
     def _choose_engine(self, request: Request, body: Body) -> AnyEngine:
-        """Return the engine for a body's model. Store the body, for error messages, and the model's
-        name in the request's state."""
+        """Return the engine of the model that a body names. Store the model's name and the body,
+        which error messages need, in the request's state. Raises ApiError if the model is not
+        served."""
         request.state.request_body = body
         name = self.served_models.base if body.model is None else body.model
         engine = self._get_engine(name)
@@ -301,15 +302,15 @@ class Routes:
     async def _load_media(
         self, engine: AnyEngine, body: Body, prompts: Sequence[Prompt]
     ) -> list[Prompt]:
-        """Return the prompts with images and audio as bytes."""
+        """Return the prompts after replacing the images and audio in their messages by bytes."""
         if engine.info is None:
             raise UnavailableError("the model is loading", 2)
         kinds = engine.info.media
         return await self.media.load(prompts, kinds, body.find_field("prompt"))
 
     async def _start_generation(self, request: Request, body: ApiRequest) -> Generation:
-        """Return the generation that a request asks for. Raises ApiError if it exceeds the server's
-        limits."""
+        """Return the generation of a request's outputs, which begins when it is entered with `async
+        with`. Raises ApiError if the request exceeds the server's limits."""
         engine, options = self._choose_engine(request, body), self.options
         prompts, n, info = body.prompts, body.n or 1, engine.info
         if body.uses_chat_template:
@@ -322,8 +323,8 @@ class Routes:
             )
         if options.max_tokens is not None and (body.max_new_tokens or 0) > options.max_tokens:
             name = body.find_field("max_new_tokens")
-            message = f"{name} is {body.max_new_tokens}, this server generates at most "
-            raise BadRequestError(f"{message}{options.max_tokens}", name)
+            message = f"{name} is {body.max_new_tokens}, but this server generates at most "
+            raise BadRequestError(f"{message}{options.max_tokens} tokens; give fewer", name)
         prompts = await self._load_media(engine, body, prompts)
         first = body.to_engine(prompts[0], info.suggested if info else {}, info and info.replies)
         first = replace(
@@ -340,8 +341,8 @@ class Routes:
     async def _generate(
         self, request: Request, body: RequestT, kind: type[Answer[RequestT]]
     ) -> Response:
-        """Return the answer as JSON or as server-sent events. Outputs that still run are aborted at
-        the end, also when the client disconnects."""
+        """Return the answer as JSON or as server-sent events. Unfinished outputs are aborted when
+        the answer ends or the client disconnects."""
         generation = await self._start_generation(request, body)
         info = self._get_engine(request.state.model).info
         answer = kind(body, request.state.model, generation, info and info.replies)
@@ -353,7 +354,8 @@ class Routes:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events of one request; their end, also by a disconnect, ends its work."""
+    """Response that streams `events` as server-sent events within `async with work`, so that `work`
+    ends when the stream ends or the client disconnects."""
 
     def __init__(
         self, body: Body, work: AbstractAsyncContextManager[Any], events: AsyncGenerator[str]
@@ -364,14 +366,14 @@ class EventStream(StreamingResponse):
         self.status = 499  # the client disconnected, unless set again
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.work:  # entering raises a refusal, before anything is sent
+        async with self.work:  # a refusal is raised here, before anything is sent
             try:
                 await super().__call__(scope, receive, send)
             finally:
                 scope["state"]["status"] = self.status
 
     async def _write(self) -> AsyncGenerator[str]:
-        """Yield the events, and an error that interrupts them as an event, as the status is sent
+        """Yield the events. An error becomes the last event, as the status line, 200, is sent
         already."""
         try:
             async for event in self.events:
@@ -389,7 +391,8 @@ def _get_context_length(engine: AnyEngine) -> int | None:
 
 
 async def _run_unless_disconnected(request: Request, work: Awaitable[ResultT]) -> ResultT:
-    """Return the result of the work, or cancel it when the client disconnects."""
+    """Return the result of `work`. Cancel it and raise ApiError (499) if the client disconnects
+    first."""
     working, leaving = (
         asyncio.ensure_future(work),
         asyncio.ensure_future(_wait_for_disconnect(request)),
@@ -411,7 +414,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Return the answer to a refused request."""
+    """Return the error response for a refused request, in OpenAI's format."""
     path, headers = request.url.path[:200], {}
     match error:
         case ApiError():

@@ -1,5 +1,5 @@
-"""Load images and audio of messages as bytes: from the request itself, or from hosts that the
-operator allows. They are decoded in the engine's process."""
+"""Load the images and audio in messages as bytes, from the request itself or from hosts that the
+operator allows. The engine's process decodes the bytes."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ SPECIAL_NETWORKS = _parse_networks(
     "168.63.129.16/32 "  # host services of Azure's virtual machines
     "2001::/23 2001:db8::/32 2002::/16 3fff::/20"  # with Teredo and 6to4, which embed IPv4
 )
-ISATAP_MARKER = 0x5EFE  # precedes an embedded IPv4 address, apart from the "universal" bit
+ISATAP_MARKER = 0x5EFE  # precedes an embedded IPv4 address; the "universal" bit may also be set
 
 
 @dataclass(frozen=True, slots=True)
 class MediaLoader:
-    """Loads the media of requests.
+    """Loads the images and audio files of requests.
 
     Attributes:
-        hosts: Names of the hosts from which media may be fetched.
+        hosts: Names of the hosts from which files may be fetched.
         max_bytes: Maximum bytes per file.
     """
 
@@ -56,16 +56,17 @@ class MediaLoader:
     async def load(
         self, prompts: Sequence[Prompt], kinds: Sequence[str], field: str | None
     ) -> list[Prompt]:
-        """Return the prompts with their media as bytes.
+        """Replace the images and audio in the prompts' messages by bytes, and return the prompts.
 
         Args:
             prompts: The request's prompts.
-            kinds: Kinds of media that the model supports.
-            field: The request's field, for error messages.
+            kinds: Media that the model supports, of "image" and "audio".
+            field: The request's field that holds the prompts, for error messages.
 
         Raises:
-            BadRequestError: Media are too many, too large, in an unsupported message or of a kind
-                that the model does not support, or they cannot be fetched.
+            BadRequestError: The request has too many files, or a file is too large, cannot be
+                fetched, is in a message of a role that takes none, or is of a kind that the model
+                does not support.
         """
         chats = [prompt for prompt in prompts if is_chat(prompt)]
         media = [
@@ -94,8 +95,8 @@ class MediaLoader:
         return list(prompts)
 
     async def _load_file(self, place: str, part: dict[str, Any]) -> bytes:
-        """Return the bytes of an image or audio file. Raises InputError if it has none, or too
-        many."""
+        """Return the bytes of the image or audio file in a part of a message. `place`: the part's
+        location. Raises InputError if the file cannot be loaded or exceeds `max_bytes`."""
         source: str = part[part["type"]]
         if source[:8].lower().startswith(("http://", "https://")):
             return await self._fetch(source, place)
@@ -107,12 +108,14 @@ class MediaLoader:
             raise InputError(f"{place} is {format_value(source)}; give a data URL")
         if len(file) > self.max_bytes:
             raise InputError(
-                f"{place} has {len(file)} bytes, at most {self.max_bytes} are allowed; send less"
+                f"{place} has {len(file)} bytes, at most {self.max_bytes} are allowed; send a "
+                "smaller file"
             )
         return file
 
     async def _fetch(self, url: str, place: str) -> bytes:
-        """Return the bytes of a file on the web. Raises InputError if it cannot be fetched."""
+        """Return the bytes of the file at a URL, following redirects. Raises InputError if it
+        cannot be fetched."""
         try:
             async with (
                 asyncio.timeout(FETCH_TIMEOUT_SECONDS),
@@ -125,21 +128,27 @@ class MediaLoader:
                     url = answer
         except TimeoutError:
             raise InputError(
-                f"{place} was not fetched within {FETCH_TIMEOUT_SECONDS:g} s; send it"
+                f"{place} was not fetched within {FETCH_TIMEOUT_SECONDS:g} s; send the file "
+                "itself, as a data URL"
             ) from None
         except InputError:
             raise
         except Exception as error:  # hosts may answer anything
             raise InputError(
-                f"{place} cannot be fetched ({log_error_kind(error)}); send it"
+                f"{place} cannot be fetched ({log_error_kind(error)}); send the file itself, as a "
+                "data URL"
             ) from None
-        raise InputError(f"{place} is redirected more than {MAX_REDIRECTS} times; send it")
+        raise InputError(
+            f"{place} is redirected more than {MAX_REDIRECTS} times; send the file itself, as a "
+            "data URL"
+        )
 
     async def _request_file(self, client: httpx2.AsyncClient, url: str, place: str) -> bytes | str:
-        """Return the file at a URL, or the URL to which it redirects."""
+        """Request a URL; return the file's bytes, or the URL to which the host redirects. Raises
+        InputError if the host is not allowed or the file is too large."""
         address = httpx2.URL(url)
         if address.host not in self.hosts or address.scheme not in ("http", "https"):
-            allowed = f"hosts are {', '.join(self.hosts)}" if self.hosts else "send a data URL"
+            allowed = f"use {' or '.join(self.hosts)}" if self.hosts else "send a data URL"
             raise InputError(f"{place} is on a host that is not allowed here; {allowed}")
         if address.port is not None and not 0 < address.port < 2**16:
             raise InputError(f"{place} is on port {address.port}; give 1 to 65535")
@@ -154,12 +163,17 @@ class MediaLoader:
             if answer.has_redirect_location:
                 return str(address.join(answer.headers["location"]))
             if answer.status_code != 200:
-                raise InputError(f"{place} cannot be fetched ({answer.status_code}); send it")
+                raise InputError(
+                    f"{place} cannot be fetched (status {answer.status_code}); send the file "
+                    "itself, as a data URL"
+                )
             file = bytearray()
             async for piece in answer.aiter_raw():
                 file += piece
                 if len(file) > self.max_bytes:
-                    raise InputError(f"{place} has more than {self.max_bytes} bytes; send less")
+                    raise InputError(
+                        f"{place} has more than {self.max_bytes} bytes; send a smaller file"
+                    )
             return bytes(file)
         finally:
             await answer.aclose()
@@ -168,30 +182,33 @@ class MediaLoader:
 def _require_supported(
     place: str, turn: dict[str, Any], kind: str, kinds: Sequence[str], field: str | None
 ) -> None:
-    """Raise BadRequestError for media that the model does not support, or in a message of another
-    role than a user's or a tool's."""
+    """Raise BadRequestError if the model does not support an image or audio part, or if the part's
+    message has a role other than "user" and "tool". `place`: the part's location."""
     if not kinds:
         problem = f"this model is served for text only; leave {LABELS[kind]} out, or serve a model "
         problem += f"that takes {LABELS[kind]}, with --runtime transformers"
         raise BadRequestError(problem, field)
     if kind not in kinds:
         supported = " and ".join(LABELS[each] for each in kinds)
-        problem = f"this model takes text and {supported}, not {LABELS[kind]}; leave them out"
-        raise BadRequestError(problem, field)
+        problem = f"this model takes text and {supported}, not {LABELS[kind]}"
+        raise BadRequestError(f"{problem}; leave {LABELS[kind]} out", field)
     if turn.get("role") not in MEDIA_ROLES:
         problem = f"{place} has the role {format_value(turn.get('role'))}"
-        raise BadRequestError(f"{problem}; send images and audio as 'user' or 'tool'", field)
+        raise BadRequestError(
+            f"{problem}; send images and audio in messages of the role 'user' or 'tool'", field
+        )
 
 
 async def _resolve_public_address(address: httpx2.URL, place: str) -> str:
-    """Return an IP address of a host. Raises InputError if any of its addresses is not public."""
+    """Return an IP address of a URL's host. Raises InputError if any address of the host is not
+    public."""
     port = address.port or {"http": 80, "https": 443}[address.scheme]
     loop = asyncio.get_running_loop()
     resolved = await loop.getaddrinfo(address.host, port, type=socket.SOCK_STREAM)
     numbers = [str(each[4][0]) for each in resolved]
     if not all(map(is_public, numbers)):
         problem = f"{place} is on a private or reserved network"
-        raise InputError(f"{problem}, which is not allowed; send it in the request")
+        raise InputError(f"{problem}, which is not allowed; send the file itself, as a data URL")
     return numbers[0]
 
 

@@ -1,5 +1,5 @@
-"""Options of a server besides its engine's, each declared once: its checks, the command line and
-the table in docs/serving.md are derived from it. Also the configuration of logging.
+"""Options of a server, without those of its engine, and the configuration of logging. Each option
+is declared once; its checks, its flag and its entry in docs/serving.md are derived from that.
 
 Imports neither torch nor FastAPI.
 """
@@ -30,7 +30,7 @@ def as_string(name: str, value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Options of a server, validated when created."""
+    """Options of a server. Creating an instance raises InputError for an invalid value."""
 
     served_model_name: str | None = option(
         None, as_string, "Model name in requests and answers. Default: the target's.", "Serving"
@@ -118,13 +118,14 @@ LOG_LINE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """Logging of both processes to standard error, as text or JSON lines."""
+    """Logging options of the HTTP process and the engine's process, which both log to standard
+    error as text or as lines of JSON."""
 
     kind: str = "text"  # or "json"
     level: str = "info"
 
     def configure(self) -> None:
-        """Apply the options in this process."""
+        """Configure Python's logging in this process by these options."""
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(
             JsonFormatter() if self.kind == "json" else logging.Formatter(LOG_LINE_FORMAT)
@@ -133,7 +134,8 @@ class LogOptions:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one line of JSON; a record's `fields` replace its message."""
+    """Formats a log record as one line of JSON. If the record has `fields`, a dict, they replace
+    its message."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {"time": time(), "level": record.levelname, "logger": record.name}

@@ -1,4 +1,4 @@
-"""Run the HTTP server around its engines until it is stopped."""
+"""Run the HTTP server and its engines until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class HttpConnection(H11Protocol):
-    """Aborts the connection of a client that stops reading. uvicorn would wait forever, while the
-    output piles up in memory. Closing would wait for the client too."""
+    """HTTP connection that is aborted if the client stops reading. uvicorn would wait for the
+    client forever, while output accumulates in memory; closing the connection would wait too."""
 
     _abort_timer: asyncio.TimerHandle | None = None
 
@@ -49,8 +49,8 @@ class HttpConnection(H11Protocol):
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn server that stops its engines on shutdown: unfinished requests are aborted after
-    `drain` seconds."""
+    """uvicorn server that, on shutdown, gives requests `options.drain` seconds to finish, aborts
+    the others and stops the engines."""
 
     def __init__(self, models: ServedModels, options: ServerOptions) -> None:
         config = uvicorn.Config(
@@ -71,17 +71,18 @@ class HttpServer(uvicorn.Server):
 
 
 def run(setups: Mapping[str, EngineSetup], options: ServerOptions) -> None:
-    """Serve until SIGTERM or Ctrl-C, which refuse new requests and let running ones finish.
+    """Serve until SIGTERM or Ctrl-C; then refuse new requests and let the running ones finish, for
+    at most `options.drain` seconds.
 
-    `setups`: engine setup of each model by name, the base model first. Raises InputError if the
-    address cannot be used or a model cannot be loaded.
+    `setups`: the engine setup of each served model by its name, the base model first. Raises
+    InputError if the address cannot be used or a model cannot be loaded.
     """
     listener = listen(options.host, options.port)
     models = ServedModels({name: EngineClient(setup) for name, setup in setups.items()})
     setups[models.base].log_options.configure()
     server = HttpServer(models, options)
     models.on_failure = lambda: setattr(server, "should_exit", True)
-    # Else parsing a body with many lists triggers many collections over all objects
+    # Otherwise parsing a body with many lists would trigger many collections over all objects
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000)
@@ -94,8 +95,8 @@ def run(setups: Mapping[str, EngineSetup], options: ServerOptions) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Called before the model is loaded, so that a used port fails at
-    once."""
+    """Return a socket that listens on `host:port`. Raises InputError if it cannot listen there.
+    Call it before models load, so that a port in use is reported at once."""
     try:
         kind = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=kind)

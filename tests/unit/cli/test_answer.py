@@ -64,8 +64,8 @@ def test_greedy_texts_are_told_apart_from_sampled_ones():
     completions = [completion(4, bias=0.5, drafted=2), completion(4, bias=0.25, drafted=2)]
     lines = [PromptLine("a"), PromptLine("b", sampling={"temperature": 1.0})]
     assert list(iter_remarks(made(completions, lines, max_new_tokens=4), 0.5, as_json=False)) == [
-        "lenience 0.5: not the target's greedy output: 2 of 4 tokens are not its most probable "
-        "ones; each has at least 0.5 times the probability of the most probable",
+        "lenience 0.5: not the target's greedy output: 2 of 4 tokens are not the target's most "
+        "probable token, but each has at least 0.5 times the probability of that token",
         "lenience 0.5: not the target's distribution but 0.2500 away from it (total variation, "
         "mean of 4 tokens); no token has more than 2 times its probability",
     ]
@@ -85,7 +85,7 @@ def test_plain_decoding_is_not_compared_with_itself(capsys):
         return capsys.readouterr().out
 
     made = said(None, 0.98)
-    assert "it made draft tokens in 2% of the steps" in made
+    assert "only 2% of the steps had draft tokens" in made
     assert "so both are plain decoding" in made and "x" not in made.partition(":")[0]
     assert "with 0.0 draft tokens per step 9.00 ms per token: 1.11x" in said(None, 0.5)
     assert "with gamma 3 9.00 ms per token: 1.11x" in said(3, 1.0)

@@ -57,7 +57,7 @@ def test_a_plan_is_exported_with_its_revisions(console: Run, tmp_path: Path):
         path.write_text(json.dumps({"format": BENCH_FILE_FORMAT, "best": best}))
 
     write(dtype="int8")
-    said = "vLLM's command leaves out --dtype int8 of the benchmark\n"
+    said = "vLLM's command leaves out these options of the benchmark: --dtype int8\n"
     assert said in console("export", "vllm", path).err
     write(adapter="a/lora")
     mistake(console("export", "vllm", path), "measured target with the adapter a/lora, which")

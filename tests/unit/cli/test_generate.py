@@ -111,7 +111,7 @@ def test_show_tokens_says_that_automatic_gamma_decoded_plainly(run, base, monkey
     args = ("generate", "It", "--target", base / "target", "--max-new-tokens", 9, "--show-tokens")
     assert "is automatic" not in run(*args, "--draft", "lookup").out
     monkeypatch.setattr("foretoken.cli.completion_output.MIN_SILENT_SHARE", 0.7)
-    says = "gamma is automatic: it made draft tokens in "
+    says = "gamma is automatic: only "
     assert says in " ".join(run(*args, "--draft", "lookup").out.split())
     for more in (("--draft", "lookup", "--gamma", 2), ("--draft", "none")):
         assert "is automatic" not in run(*args, *more).out

@@ -131,7 +131,7 @@ def test_threads_are_shared_out_and_too_many_are_refused(cluster) -> None:
     assert session.choose_threads_per_replica(2, 3) == 3
     for replicas, count in ((9, None), (3, 3)):
         need = replicas * (count or 1)
-        with pytest.raises(InputError, match=f"need {need} CPUs, and the cluster has 8"):
+        with pytest.raises(InputError, match=f"need {need} CPUs, but the cluster has 8"):
             session.choose_threads_per_replica(replicas, count)
 
 

@@ -186,11 +186,11 @@ def test_pictures_on_the_web(
     monkeypatch.setattr(media, "_resolve_public_address", local)
     response = post(pictured, {"messages": asking(f"{web}/red.png"), **GREEDY})
     assert content(response) == expected["red"]
-    assert "hosts are pictures.test" in told(f"{web}/away")
+    assert "use pictures.test" in told(f"{web}/away")
     assert "more than 1000000 bytes" in told(f"{web}/endless")
-    assert "cannot be fetched (404)" in told(f"{web}/none")
+    assert "cannot be fetched (status 404)" in told(f"{web}/none")
     for status in (300, 301, 302, 303, 304, 307, 308, 399, 204, 500):  # without a Location
-        assert f"cannot be fetched ({status})" in told(f"{web}/{status}")
+        assert f"cannot be fetched (status {status})" in told(f"{web}/{status}")
     for path, port in (("port", 99999), ("zero", 0)):
         assert f"part 0 is on port {port}; give 1 to 65535" in told(f"{web}/{path}")
     assert "cannot be fetched (" in told(f"{web}/bracket")

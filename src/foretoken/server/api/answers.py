@@ -1,4 +1,5 @@
-"""Parts that the answers of all endpoints share: usage, speculation rates, server-sent events."""
+"""Code that the answers of several endpoints share: usage, speculation rates, parsed replies, and
+server-sent events."""
 
 from __future__ import annotations
 
@@ -31,19 +32,19 @@ DONE_EVENT = "data: [DONE]\n\n"
 
 
 def format_event(data: Any, name: str | None = None) -> str:
-    """Return a server-sent event."""
+    """Return `data` as the JSON of a server-sent event; `name`: the event's type, if it has one."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
 def make_id(prefix: str) -> str:
-    """Return a new id of an answer or a part of one."""
+    """Return a new random id, such as "chatcmpl-..." for the prefix "chatcmpl"."""
     return f"{prefix}-{uuid4().hex}"
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """A tool call as received so far."""
+    """A tool call of a reply, as far as it has been generated."""
 
     id: str
     index: int
@@ -64,7 +65,8 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": function}
 
     def build_delta(self, event: ReplyEvent) -> dict[str, Any]:
-        """Return the new part of the call; only the first one has its id and name."""
+        """Return an event of this call as a delta of a streamed chat completion. Only the call's
+        first delta contains its id and name."""
         if not event.name:
             return {"index": self.index, "function": {"arguments": event.arguments}}
         function = {"name": event.name, "arguments": event.arguments}
@@ -72,7 +74,11 @@ class ToolCall:
 
 
 class ParsedReply:
-    """A reply parsed incrementally: its text, reasoning and calls."""
+    """A reply that is parsed into text, reasoning (`thoughts`) and tool calls as it is generated.
+
+    If `facts` (the format of the model's replies) or `requirements` is None, everything is text.
+    `tail` is the end of the prompt, which may already open the reasoning.
+    """
 
     def __init__(
         self, facts: ReplyFacts | None, requirements: ReplyRequirements | None, tail: str
@@ -87,12 +93,14 @@ class ParsedReply:
         )
 
     def feed(self, part: StepOutput) -> list[ReplyEvent]:
-        """Parse the output of a step; return the new events."""
+        """Parse the output of one step; return its events, with adjacent events of the same kind
+        joined."""
         return join_adjacent(event for _, events in self.parse_tokens(part) for event in events)
 
     def parse_tokens(self, part: StepOutput) -> Iterator[tuple[bool, list[ReplyEvent]]]:
-        """Yield for each token whether it belongs to the reasoning, and its events. Tokens are
-        parsed one by one, so that the result does not depend on how they were split into steps."""
+        """Parse the output of one step. Yield, for each token, whether it belongs to the reasoning,
+        and its events. Tokens are parsed one by one so that the result does not depend on how many
+        tokens each step committed."""
         for i, text in enumerate(part.texts, 1):
             thought = self._is_thinking
             events = self._feed_text(text, part.done if i == len(part.texts) else None)
@@ -121,7 +129,7 @@ class ParsedReply:
 
 
 def join_adjacent(events: Iterable[ReplyEvent]) -> list[ReplyEvent]:
-    """Return the events, with adjacent ones of the same kind joined."""
+    """Join adjacent events that continue the same text, reasoning or call."""
     groups = groupby(events, lambda each: (each.call, bool(each.thought)))
     return [reduce(_join, pieces) for _, pieces in groups]
 
@@ -149,36 +157,39 @@ def _make_reader(facts: ReplyFacts, requirements: ReplyRequirements, tail: str) 
 
 
 def _get_cut(done: Done | None) -> str | None:
-    """Return the stop string that cut a reply, or "" for a limit; None if it ended by itself."""
+    """Return the stop string that cut a reply off, "" if a length limit did; None if the reply
+    continues or ended by itself."""
     if done is None or done.reason != "stop":
         return None if done is None else ""
     return done.stop if isinstance(done.stop, str) else None
 
 
 class Answer(Generic[RequestT]):
-    """Answer of an endpoint: one body at the end, or a stream of events."""
+    """An endpoint's answer to a request, either one body at the end or a stream of events."""
 
     def __init__(
         self, request: RequestT, model: str, generation: Generation, facts: ReplyFacts | None = None
     ) -> None:
-        """`facts`: the format of the model's replies."""
+        """`model`: the served model's name. `facts`: the format of the model's replies; None: not
+        known yet, as the model loads."""
         self.request, self.model, self.generation, self.facts = request, model, generation, facts
         self._replies: dict[int, ParsedReply] = {}
 
     def get_usage(self) -> dict[str, Any]:
-        """Return the token counts."""
+        """Return the answer's `usage` object, the token counts."""
         thoughts = sum(reply.thought_tokens for reply in self._replies.values())
         return compute_usage(self.generation, thoughts)
 
     def get_reply(self, i: int) -> ParsedReply:
-        """Return output i as a reply, as far as it has been parsed."""
+        """Return the parser of output i, with the parts of the reply parsed so far."""
         if i not in self._replies:
             requirements = self.request.get_reply_requirements(self.facts)
             self._replies[i] = ParsedReply(self.facts, requirements, self.outputs[i].accepted.tail)
         return self._replies[i]
 
     def get_finish_reason(self, i: int, done: Done) -> str:
-        """Return why output i ended."""
+        """Return the finish reason of output i: "tool_calls" if it ended after a complete call,
+        otherwise "stop" or "length"."""
         calls = self._replies[i].calls if i in self._replies else []
         return (
             "tool_calls"
@@ -187,11 +198,11 @@ class Answer(Generic[RequestT]):
         )
 
     def build_body(self) -> dict[str, Any]:
-        """Return the complete answer."""
+        """Return the JSON body of the complete answer."""
         raise NotImplementedError
 
     def stream_events(self) -> AsyncGenerator[str]:
-        """Yield server-sent events, one for each step of each output."""
+        """Yield the answer as server-sent events, as the outputs are generated."""
         raise NotImplementedError
 
     @property
@@ -199,8 +210,8 @@ class Answer(Generic[RequestT]):
         return self.generation.outputs
 
     def summarize_speculation(self, *, with_steps: bool = False) -> dict[str, Any]:
-        """Return the speculation rates if the request asks for them; `with_steps`: with all
-        steps."""
+        """Return {"speculation": rates} if the request asks for them with `speculation.steps`, else
+        {}. `with_steps`: also include a description of every step."""
         if not self.request.speculation.steps:
             return {}
         report = compute_rates(self.outputs)
@@ -213,25 +224,28 @@ class Answer(Generic[RequestT]):
 
 
 class ChoicesAnswer(Answer[RequestT]):
-    """Answer with one or more choices, of a chat or a completion."""
+    """Answer with a list of choices, one for each output: a chat completion or a completion."""
 
     id_prefix: ClassVar[str]
     object_names: ClassVar[tuple[str, str]]  # `object` of the answer and of a chunk
 
     def build_choice(self, i: int, output: GeneratedOutput) -> dict[str, Any]:
-        """Return the fields of the finished output i."""
+        """Return the fields of the choice for output i, which is finished, that only this endpoint
+        has."""
         raise NotImplementedError
 
     def build_first_delta(self, output: GeneratedOutput) -> dict[str, Any] | None:
-        """Return the fields before the first step of an output; None: there is no such chunk."""
+        """Return the fields of an output's choice in the chunk that precedes its first step; None:
+        no such chunk is sent."""
         raise NotImplementedError
 
     def build_delta(self, i: int, part: StepOutput) -> dict[str, Any]:
-        """Return the fields that a step adds to output i."""
+        """Return the fields of the choice in the chunk for a step of output i that only this
+        endpoint has."""
         raise NotImplementedError
 
     def build_first_fields(self, output: GeneratedOutput) -> dict[str, Any]:
-        """Return the fields of an output's first chunk besides its choice."""
+        """Return additional top-level fields of an output's first chunk."""
         return {}
 
     def build_body(self) -> dict[str, Any]:
@@ -295,13 +309,14 @@ class ChoicesAnswer(Answer[RequestT]):
 
 
 def compute_usage(generation: Generation, thought_tokens: int = 0) -> dict[str, Any]:
-    """Return the token counts; a prompt counts once for all its outputs. `thought_tokens`: the
-    number of reasoning tokens."""
+    """Return the `usage` object of an answer: token counts, in which a prompt counts once for all
+    of its outputs. `thought_tokens`: the number of reasoning tokens."""
     outputs = generation.outputs
     prompt_tokens = sum(output.accepted.prompt_tokens for output in outputs[:: generation.n])
     new_tokens = sum(len(output.tokens) for output in outputs)
     steps = [step for output in outputs for step in output.steps if step.predicted]
-    predicted = steps if generation.has_prediction else []  # else predicted from earlier outputs
+    # Without a prediction in the request, these steps were predicted from earlier outputs
+    predicted = steps if generation.has_prediction else []
     cached = [each.done.stats.cached_tokens for each in outputs[:: generation.n] if each.done]
     return {
         "prompt_tokens": prompt_tokens,
@@ -317,7 +332,8 @@ def compute_usage(generation: Generation, thought_tokens: int = 0) -> dict[str, 
 
 
 def compute_rates(texts: Sequence[GeneratedOutput]) -> dict[str, Any]:
-    """Return the speculation rates over all steps of the outputs."""
+    """Return the speculation statistics over all steps of the outputs, such as the acceptance rate
+    at each draft position. Values are None if there is nothing to compute them from."""
     steps = [step for text in texts for step in text.steps]
     stats = [text.done.stats for text in texts if text.done is not None]
     calls = sum(each.target_calls for each in stats)
@@ -339,8 +355,9 @@ def compute_rates(texts: Sequence[GeneratedOutput]) -> dict[str, Any]:
 
 
 def describe_step(step: StepRecord, token_texts: Mapping[int, str]) -> dict[str, Any]:
-    """Return a step for the web page: its new tokens with their source, and the rejected tokens.
-    `token_texts`: text of each token."""
+    """Return a step as JSON for `speculation.steps`: its new tokens, each marked as accepted,
+    corrected, bonus or plain, its rejected draft tokens, and its times. `token_texts` maps token
+    ids to their text."""
     last = "plain" if not step.drafted else "bonus"
     if step.accepted < step.drafted:
         last = "corrected"
@@ -362,15 +379,16 @@ def describe_step(step: StepRecord, token_texts: Mapping[int, str]) -> dict[str,
 
 
 def format_logprob(token: TokenLogprob) -> dict[str, Any]:
-    """Return a token's logprob as chat completions and responses have it."""
+    """Return a token's logprob in the format of chat completions and responses."""
     top = [{"token": t, "logprob": p, "bytes": list(b)} for t, b, p, _ in token.top]
     entry = {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
     return entry | {"top_logprobs": top}
 
 
 def format_prompt_logprobs(prompt: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
-    """Return a prompt's logprobs in vLLM's form: at each position, the token's own and those of the
-    most probable tokens, by id; null for the first token, which has none."""
+    """Return a prompt's logprobs in vLLM's format: for each position a dict, keyed by token id, of
+    the prompt token's logprob and those of the most probable tokens; None for the first token,
+    which has no logprob."""
     entries: list[dict[str, Any] | None] = [None]
     for each in prompt:
         entry = {str(each.id): _format_ranked(each.logprob, each.rank, each.text)}

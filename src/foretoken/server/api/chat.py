@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: messages in, the assistant's next message out."""
+"""POST /v1/chat/completions: generates the assistant's next message of a conversation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ResponseFormat(StrictModel):
     )
 
     def require(self) -> None:
-        """Raise BadRequestError for a schema that this type ignores."""
+        """Raise BadRequestError if a schema is given that `type` would ignore."""
         others = {"json_schema": self.json_schema, "json_object": self.object_schema}
         for kind, schema in others.items():
             if schema is not None and kind != self.type:
@@ -51,7 +51,8 @@ class ResponseFormat(StrictModel):
 
 
 class Message(BaseModel, extra="allow"):
-    """A message; the chat template determines the allowed roles and other fields."""
+    """A message of the conversation. It may have any role and additional fields: the chat template
+    decides which it supports."""
 
     role: str
     content: Content | None = None

@@ -1,4 +1,4 @@
-"""POST /v1/completions: continues prompts, which are strings or token ids."""
+"""POST /v1/completions: continues one or more prompts, given as strings or token ids."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from foretoken.server.process.messages import StepOutput, TokenLogprob
 
 
 def _get_prompt_tag(prompt: Any) -> str:
-    """Return the tag of a prompt's type, from its first item: validating all items as each type
-    would take seconds. Tags contain a colon, by which `errors` leaves them out of an error's
-    location."""
+    """Return the tag of the type of the `prompt` field, judged by its first item only: pydantic
+    would validate all items against every type, which takes seconds for a long list. The tags
+    contain a colon so that `errors` can leave them out of an error's location."""
     first = prompt[0] if isinstance(prompt, list) and prompt else None
     if isinstance(first, str | list):
         return "prompt:texts" if isinstance(first, str) else "prompt:lists"
@@ -96,14 +96,16 @@ class CompletionRequest(PredictionRequest):
 
 
 class CompletionAnswer(answers.ChoicesAnswer[CompletionRequest]):
-    """Answer to a completion request; each output follows the echo of its prompt."""
+    """Answer to a completion request. With `echo`, the text of a choice is the prompt and the
+    output."""
 
     id_prefix = "cmpl"
     object_names = ("text_completion", "text_completion")
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._held_back = defaultdict[int, list[TokenLogprob]](list)  # logprobs of held-back text
+        # By output: logprobs of text that is held back, as it may begin a stop string
+        self._held_back = defaultdict[int, list[TokenLogprob]](list)
 
     def build_body(self) -> dict[str, Any]:
         if self.request.max_tokens == 0:  # drop the token that the engine had to generate
@@ -142,7 +144,8 @@ class CompletionAnswer(answers.ChoicesAnswer[CompletionRequest]):
             return {"text": part.text}
         end = len(self.outputs[i].accepted.echo) + len(self.outputs[i].text)
         tokens = self._held_back[i] + (part.logprobs or [])
-        if part.done is None:  # held-back text may be cut; its tokens then get the end as offset
+        # Held-back text may still be cut off; at the end its tokens get the offset `end`
+        if part.done is None:
             tokens, self._held_back[i] = _split_at(tokens, end)
         return {"text": part.text, "logprobs": _format_logprobs(tokens, self.request.logprobs, end)}
 
@@ -150,14 +153,20 @@ class CompletionAnswer(answers.ChoicesAnswer[CompletionRequest]):
 def _split_at(
     tokens: list[TokenLogprob], end: int
 ) -> tuple[list[TokenLogprob], list[TokenLogprob]]:
-    """Return the tokens that begin before the offset `end`, and the others."""
+    """Split tokens into those that begin before the character offset `end` and the rest."""
     before = list(takewhile(lambda each: each.offset < end, tokens))
     return before, tokens[len(before) :]
 
 
 def _format_logprobs(tokens: list[TokenLogprob], count: int, end: int) -> dict[str, Any]:
-    """Return logprobs as completions have them. `end`: length of the text, the offset of tokens of
-    a stop string that was cut off."""
+    """Return the `logprobs` object of a completion's choice.
+
+    Args:
+        tokens: The tokens of the choice or chunk.
+        count: Number of most probable tokens that the request asks for; 0: no `top_logprobs`.
+        end: Length of the text in characters. Tokens of a stop string that was cut off get it as
+            their offset.
+    """
     return {
         "tokens": [each.text for each in tokens],
         "token_logprobs": [each.logprob for each in tokens],
@@ -167,8 +176,9 @@ def _format_logprobs(tokens: list[TokenLogprob], count: int, end: int) -> dict[s
 
 
 def _name_logprobs(token: TokenLogprob) -> dict[str, float]:
-    """Return the logprobs of the token and of the most probable ones by name; if two have the same
-    name, one is named by its id, as in vLLM."""
+    """Return the logprobs of a token and of the most probable tokens at its position, keyed by the
+    tokens' text. If two tokens have the same text, the later key is "token_id:" and the id, as in
+    vLLM."""
     names, logprobs = {token.id: token.text}, {token.text: token.logprob}
     for name, _, logprob, id in token.top:
         if id not in names:

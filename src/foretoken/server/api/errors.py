@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form: a body with message, type, param and code, and an HTTP status."""
+"""Errors in OpenAI's format: an HTTP status, and a body with message, type, param and code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ErrorFields(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Body of an error."""
+    """Body of an error response, for the OpenAPI document."""
 
     error: ErrorFields
 
@@ -59,7 +59,16 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 class ApiError(Exception):
-    """An error with the HTTP status and body of its answer."""
+    """An error that is answered with an HTTP status and a body in OpenAI's format.
+
+    Attributes:
+        status: The HTTP status.
+        message: The error's text.
+        param: The request's field that caused the error, if any.
+        code: OpenAI's code of the error, if any.
+        retry_after: Seconds until a retry is worthwhile; None: no `Retry-After` header.
+        closes: True if the connection is closed after the answer.
+    """
 
     def __init__(
         self,
@@ -73,8 +82,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.retry_after = retry_after  # seconds until a retry is worthwhile
-        self.closes = closes  # whether the answer closes the connection
+        self.retry_after = retry_after
+        self.closes = closes
 
     @property
     def body(self) -> dict[str, Any]:
@@ -91,15 +100,15 @@ class ApiError(Exception):
 
 
 class BadRequestError(ApiError):
-    """An invalid or unsupported value."""
+    """Status 400: a field of the request, `param`, has an invalid or unsupported value."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(400, message, param)
 
 
 def to_api_error(error: Exception, body: Body | None = None) -> ApiError:
-    """Return the ApiError for a refusal by the engine, or for a missing engine. `body`: the
-    request, which names the field."""
+    """Convert a RefusedRequest or UnavailableError to an ApiError. `body`: the request, used to
+    name the field that set the engine option at fault."""
     if isinstance(error, UnavailableError):
         return ApiError(503, error.message, code="unavailable", retry_after=error.retry_after)
     assert isinstance(error, RefusedRequest)
@@ -111,7 +120,8 @@ def to_api_error(error: Exception, body: Body | None = None) -> ApiError:
 
 
 def make_validation_error(problems: Sequence[Any]) -> BadRequestError:
-    """Return the error for the first of pydantic's problems with a body."""
+    """Return the error for an invalid body. `problems`: pydantic's list; only the first problem is
+    reported."""
     first = problems[0]
     context = first.get("ctx") or {}
     if first["type"] == "json_invalid":
@@ -129,18 +139,19 @@ def make_validation_error(problems: Sequence[Any]) -> BadRequestError:
 
 
 def explain_unreadable(error: Exception) -> str:
-    """Return why a body is not valid JSON, from the error of Python's parser."""
+    """Return why a body is not valid JSON. `error`: the exception of Python's JSON parser."""
     match error:
         case RecursionError():
             return "it is nested too deeply; flatten it"
         case UnicodeDecodeError():
-            return "it is not in UTF-8; encode it so"
-        case _:  # a number with too many digits; drop the remedy, which is for Python programs
+            return "it is not in UTF-8; encode it in UTF-8"
+        case _:  # a number with too many digits; the text after ";" is advice for Python programs
             return to_one_line(error).partition(";")[0]
 
 
 def _is_union_tag(part: int | str) -> bool:
-    """Return whether a part of a location is pydantic's name of a union member."""
-    if not isinstance(part, str) or part.endswith("[]"):  # a field of a form
+    """Return whether a part of an error's location is not a field or index but pydantic's name of a
+    member of a union type."""
+    if not isinstance(part, str) or part.endswith("[]"):  # "...[]" is a field of a form
         return False
     return "[" in part or ":" in part or part in ("str", "int", "bool")

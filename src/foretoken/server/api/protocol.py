@@ -1,5 +1,6 @@
-"""Request fields, with OpenAI's names, and vLLM's for options that OpenAI lacks. Unsupported fields
-are refused by name; for an unknown one, the error suggests the nearest supported name."""
+"""Fields of requests. They have OpenAI's names, or vLLM's for options that OpenAI's API lacks. An
+unsupported field is refused with an error that names it; the error for an unknown field suggests
+the supported field with the most similar name."""
 
 from __future__ import annotations
 
@@ -27,27 +28,28 @@ FiniteFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 StrictInt = Annotated[int, Field(strict=True)]
 StrictBool = Annotated[bool, Field(strict=True)]
 MAX_N, MAX_LOGPROBS, MAX_STOP_STRINGS = 128, 20, 16
-MAX_GAMMA = 32  # other sequences of the batch wait for its drafts
+MAX_GAMMA = 32  # other sequences of the batch wait for this one's draft tokens
 MAX_GRAMMAR_CHARACTERS, MAX_CHOICES = 50_000, 1000  # compiling more takes too long
 MAX_TOOLS, MAX_TOOL_CALLS, MAX_MESSAGES = 128, 128, 2048  # as OpenAI's
 MAX_METADATA_ENTRIES = 16  # as OpenAI's
 MAX_CONTENT_PARTS, MAX_PROMPTS = 2048, 2048
 MAX_VARIABLES_CHARACTERS = 200_000  # characters of a template's variables, and of all tools
-MAX_STOP_CHARACTERS = 1024  # of all stop strings: each step searches for their beginnings
+MAX_STOP_CHARACTERS = 1024  # of all stop strings together, as each step searches for their prefixes
 MAX_BAD_WORDS, MAX_BAD_WORDS_CHARACTERS = 128, 10_000  # the first as vLLM's
 # As vLLM's
 MAX_ENTRIES_BY_FIELD = {"allowed_token_ids": 1024, "logit_bias": 1024, "stop_token_ids": 128}
 
 
 class StrictModel(BaseModel):
-    """A part of a request, which refuses unknown fields."""
+    """Base of all JSON objects in requests; it refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def check_known_fields(cls, body: Any) -> Any:
-        """Refuse unknown fields, except those whose values request nothing, which are dropped."""
+        """Refuse unknown fields. An unknown field whose value requests nothing, such as null, is
+        dropped instead."""
         if not isinstance(body, dict):
             return body
         fields = {field.alias or name for name, field in cls.model_fields.items()}
@@ -58,19 +60,19 @@ class StrictModel(BaseModel):
 
     @classmethod
     def explain_refusal(cls, name: str, value: Any, fields: set[str]) -> str | None:
-        """Return why a field that is not in `fields` is refused; None if its value requests
-        nothing."""
+        """Return why a field that is not among the supported `fields` is refused; None if its value
+        requests nothing, so that it can be dropped."""
         return unsupported.explain_unknown(name, fields)
 
 
 def make_field_error(field: str, message: str) -> PydanticCustomError:
-    """Return a validation error for a field of a part of a request."""
+    """Return the error to raise in a pydantic validator of a JSON object, for one of its fields."""
     return PydanticCustomError("unknown", "{message}", {"message": message, "field": field})
 
 
 class Speculation(StrictModel):
-    """Speculation options of one request; the output has the target's distribution if lenience is
-    1."""
+    """Speculation options of one request. They do not change the output's distribution, except for
+    a lenience below 1."""
 
     gamma: StrictInt | None = Field(
         None,
@@ -87,13 +89,14 @@ class Speculation(StrictModel):
 class StreamOptions(StrictModel):
     include_usage: StrictBool = False
     continuous_usage_stats: StrictBool = Field(
-        False, description="vLLM's: usage so far in every chunk"
+        False, description="as in vLLM: report the usage so far in every chunk"
     )
     include_obfuscation: Literal[False] | None = None  # not supported
 
 
 class StructuredOutputs(StrictModel):
-    """vLLM's form of a grammar: one of these fields; `grammar` is in Lark."""
+    """A constraint on the output in vLLM's format: exactly one field may be given. `grammar` is in
+    Lark's syntax."""
 
     json_schema: dict[str, Any] | bool | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -102,29 +105,29 @@ class StructuredOutputs(StrictModel):
 
 
 class Body(StrictModel):
-    """A complete request body."""
+    """Base of the request bodies of all endpoints."""
 
     model: str | None = None
 
-    # Engine option -> fields that set it, if their names differ
+    # Name of an engine option -> the fields that set it, if their names differ
     option_fields: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     @classmethod
     def explain_refusal(cls, name: str, value: Any, fields: set[str]) -> str | None:
-        """Also accept null in fields that OpenAI's or vLLM's requests have and this one does
-        not."""
+        """Return why a field is refused. Unlike in nested objects, a field that only OpenAI's or
+        vLLM's requests have is accepted if it is null or otherwise requests nothing."""
         return unsupported.explain_refusal(name, value, fields)
 
     @model_validator(mode="before")
     @classmethod
     def check_json(cls, body: Any) -> Any:
-        """Refuse values that JSON or UTF-8 cannot represent: NaN and lone surrogates. A list above
-        its limit is not searched, as it is refused anyway."""
+        """Refuse a body with values that JSON or UTF-8 cannot represent, such as NaN and lone
+        surrogates. The check is skipped if a list is too long, as the body is refused anyway."""
         if isinstance(body, dict) and any(cls._is_too_long(*item) for item in body.items()):
             return body
         try:
             json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-        except TypeError:  # not a JSON object, which is refused later
+        except TypeError:  # has bytes: a form's file, or a body that is not sent as JSON
             pass
         except (ValueError, RecursionError) as error:
             raise BadRequestError(f"the body is not valid JSON: {error}"[:200]) from None
@@ -138,8 +141,9 @@ class Body(StrictModel):
         return any(len(value) > getattr(m, "max_length", len(value)) for m in field.metadata)
 
     def find_field(self, option: str) -> str | None:
-        """Return the field of this request that sets an engine option; a location within it, as in
-        "prompt[0].role", is preserved."""
+        """Return the field of this request that sets an engine option, for error messages; None if
+        no field does. A location after the option's name is preserved: "prompt[0].role" may become
+        "messages[0].role"."""
         name, place = re.fullmatch(r"(\w+)(.*)", option).groups()  # pyright: ignore
         fields = self.option_fields.get(name) or [
             f for f in (name,) if f in type(self).model_fields
@@ -149,22 +153,24 @@ class Body(StrictModel):
 
 
 def require_small(value: Any, param: str, max_characters: int = MAX_GRAMMAR_CHARACTERS) -> Any:
-    """Return a value of at most `max_characters` characters; the default is for grammars that
-    compile fast. Raises BadRequestError if it is longer."""
+    """Return `value`. Raises BadRequestError if, as a string, it has more than `max_characters`
+    characters. The default is the limit for grammars, as longer ones take too long to compile."""
     if len(str(value)) > max_characters:
-        raise BadRequestError(f"{param} is longer than {max_characters} characters", param)
+        raise BadRequestError(
+            f"{param} is longer than {max_characters} characters; shorten it", param
+        )
     return value
 
 
 def require_short(strings: Sequence[str] | None, param: str, max_characters: int) -> None:
-    """Raise BadRequestError if strings have more than `max_characters` characters together."""
+    """Raise BadRequestError if the strings together have more than `max_characters` characters."""
     size = sum(map(len, strings or ()))
     if size > max_characters:
         message = f"{param} has {size} characters in all, at most {max_characters} are allowed"
         raise BadRequestError(f"{message}; shorten it", param)
 
 
-# Check of a sampling option -> type of its request field
+# The check of a sampling option -> the pydantic type of its field in requests
 FIELD_TYPES: dict[Any, Any] = {
     checks.Number: FiniteFloat,
     checks.Count: StrictInt,
@@ -193,7 +199,8 @@ SHARED_FIELDS = {
 
 
 def _make_field(name: str) -> Any:
-    """Return the field of a sampling option; its type and range follow from the option's check."""
+    """Return the pydantic field (type and default) of a sampling option. Its type and range are
+    derived from the option's check."""
     option = SAMPLING_OPTIONS[name]
     kind = FIELD_TYPES.get(option.check) or FIELD_TYPES.get(type(option.check))
     if kind is None:
@@ -215,8 +222,8 @@ SamplingFields: Any = create_model(
 
 
 class ApiRequest(SamplingFields):
-    """Fields of every endpoint that generates text. Each endpoint maps its own fields to engine
-    options."""
+    """Fields that all endpoints that generate text have in common. Subclasses add the fields of an
+    endpoint, and properties that return their values under the names of engine options."""
 
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
@@ -230,7 +237,7 @@ class ApiRequest(SamplingFields):
     priority: StrictInt = 0
     speculation: Speculation = Speculation()  # pyright: ignore[reportCallIssue]
 
-    uses_chat_template: ClassVar[bool] = False  # whether a chat template renders its prompt
+    uses_chat_template: ClassVar[bool] = False  # whether a chat template renders the prompt
     option_fields: ClassVar[dict[str, tuple[str, ...]]] = {
         "structured": ("structured_outputs",),
         **{name: (f"speculation.{name}",) for name in ("gamma", "rule", "lenience")},
@@ -244,12 +251,12 @@ class ApiRequest(SamplingFields):
 
     @property
     def prompts(self) -> Sequence[Prompt]:
-        """Return the prompts, each with `n` outputs."""
+        """Return the prompts; `n` outputs are generated for each."""
         raise NotImplementedError
 
     @property
     def max_new_tokens(self) -> int | None:
-        """Return the maximum new tokens of an output; None: up to the context length."""
+        """Return the maximum number of new tokens of an output; None: up to the context length."""
         raise NotImplementedError
 
     @property
@@ -269,12 +276,12 @@ class ApiRequest(SamplingFields):
 
     @property
     def predicted_output(self) -> str | None:
-        """Return the predicted output, a string."""
+        """Return the output that the client expects, which is used as draft; None if not given."""
         return None
 
     @property
     def template_variables(self) -> dict[str, Any] | None:
-        """Return the variables of the chat template."""
+        """Return variables that the request sets for the chat template; None if it sets none."""
         return None
 
     def require(self) -> None:
@@ -301,16 +308,23 @@ class ApiRequest(SamplingFields):
             raise BadRequestError(message, "min_tokens")
 
     def get_reply_requirements(self, facts: ReplyFacts | None) -> ReplyRequirements | None:
-        """Return the requirements on the reply; None if it is not parsed for reasoning and calls.
-        `facts`: the format of the model's replies."""
+        """Return the functions that the reply may or must call; None if the reply is not to be
+        parsed into reasoning and calls. `facts`: the format of the model's replies."""
         return None
 
     def to_engine(
         self, prompt: Prompt, suggested: Mapping[str, Any], facts: ReplyFacts | None = None
     ) -> GenerateRequest:
-        """Return the engine's request for one output of this prompt. `suggested`: values of the
-        generation config for fields that are not set; `facts`: the format of the model's replies.
-        Raises BadRequestError."""
+        """Return the engine's request for one output of a prompt.
+
+        Args:
+            prompt: One of `prompts`.
+            suggested: Values of the model's generation config, used for fields that are not set.
+            facts: The format of the model's replies.
+
+        Raises:
+            BadRequestError: Fields contradict one another or are too long.
+        """
         return GenerateRequest(
             prompt,
             self._build_controls(suggested),
@@ -355,7 +369,8 @@ class ApiRequest(SamplingFields):
 
     @property
     def text_format(self) -> tuple[str, Any, str]:
-        """Return the requested type of text, its schema, and the field that sets them."""
+        """Return the requested type of the output ("text", "json_object" or "json_schema"), its
+        JSON schema (None: none), and the request's field that sets them."""
         return "text", None, ""
 
     def _build_structured(self) -> dict[str, Any] | None:
@@ -379,8 +394,8 @@ class ApiRequest(SamplingFields):
 
 
 def require_one_generation_prompt(request: Any) -> None:
-    """Raise BadRequestError if a chat's final message is to be continued and, explicitly, a new one
-    opened."""
+    """Raise BadRequestError if a request asks both to continue the final message and, explicitly,
+    to begin a new one with `add_generation_prompt`."""
     opens_new = (
         request.add_generation_prompt and "add_generation_prompt" in request.model_fields_set
     )
@@ -408,7 +423,7 @@ class PredictionField(StrictModel):
 
 
 class PredictionRequest(ApiRequest):
-    """Fields of chat completions and completions only."""
+    """Fields that only chat completions and completions have."""
 
     prediction: PredictionField | None = None
 
@@ -425,8 +440,8 @@ PARTS_REMEDY = "give text, an image (image_url, input_image) or audio (input_aud
 
 
 def _normalize_content(content: Any) -> Any:
-    """Return text parts joined to one string; if there are images or audio, all parts in the form
-    of chat templates."""
+    """Return the content of a message in the format of chat templates: a list of parts if it has
+    images or audio, otherwise one string."""
     if not isinstance(content, list):
         return content
     parts = [_normalize_part(part) for part in _require_few_parts(content)]
@@ -436,8 +451,8 @@ def _normalize_content(content: Any) -> Any:
 
 
 def _normalize_part(part: Any) -> dict[str, Any]:
-    """Return a part in the form of chat templates. Images are URLs and audio is base64; they are
-    loaded later."""
+    """Return a part of a message in the format of chat templates. An image remains a URL and audio
+    remains base64; `MediaLoader` loads them later."""
     match part:
         case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
             return {"type": "text", "text": text}
@@ -458,7 +473,7 @@ def _normalize_part(part: Any) -> dict[str, Any]:
 
 
 class ContentPart(BaseModel, extra="allow"):
-    """A part of a message in the OpenAPI document."""
+    """A part of a message, for the OpenAPI document only."""
 
     type: PartKind
     text: str | None = None
@@ -483,8 +498,8 @@ class Function(BaseModel, extra="allow"):
 
 
 class Tool(BaseModel, extra="allow", json_schema_extra={"required": ["type"]}):
-    """A tool in the form of chat templates. The responses endpoint has the function's fields in the
-    tool itself."""
+    """A tool in the format of chat templates, with the function's fields in `function`. The format
+    of /v1/responses, which has them in the tool itself, is accepted too."""
 
     type: Literal["function"]
     function: Function
@@ -503,7 +518,8 @@ class FunctionName(StrictModel):
 
 
 class NamedTool(StrictModel):
-    """A function that must be called. The responses endpoint has its name in the tool itself."""
+    """A `tool_choice` that names the function that must be called. The name is in `function`; the
+    format of /v1/responses, with `name` at the top level, is accepted too."""
 
     type: Literal["function"]
     function: FunctionName
@@ -519,7 +535,7 @@ class NamedTool(StrictModel):
 
 
 class TemplatedRequest(ApiRequest):
-    """Fields of the endpoints that use a chat template."""
+    """Fields that the endpoints with a chat template have in common."""
 
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -533,22 +549,23 @@ class TemplatedRequest(ApiRequest):
 
     @property
     def offered_tools(self) -> list[Tool]:
-        """Return the tools that the model may call."""
+        """Return the tools that the model may call: `tools`, or [] if `tool_choice` is "none"."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def requires_calls(self) -> bool:
-        """Return whether functions must be called: the reply then has no text."""
+        """Return whether the reply must consist of function calls, without text."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     @property
     def effort(self) -> str | None:
-        """Return the reasoning effort, for the template."""
+        """Return the requested reasoning effort; None: the template's default."""
         return None
 
     @property
     def template_settings(self) -> dict[str, Any]:
-        """Return the template variables that the request sets in its own fields."""
+        """Return the template variables that the request sets in other fields than
+        `chat_template_kwargs`, such as `tools`."""
         offered = [tool.model_dump(exclude_unset=True) for tool in self.offered_tools]
         tools: dict[str, Any] = {"tools": offered} if offered else {}
         return tools | ({} if self.effort is None else {"reasoning_effort": self.effort})
@@ -561,7 +578,7 @@ class TemplatedRequest(ApiRequest):
         given = self.chat_template_kwargs or {}
         for name, value in self.template_settings.items():
             if name in given and given[name] != value:
-                problem = f"chat_template_kwargs has another {name} than the request's field"
+                problem = f"chat_template_kwargs and another field give different values of {name}"
                 raise BadRequestError(f"{problem}; give one", "chat_template_kwargs")
         if self.requires_calls and self.structured_outputs is not None:
             problem = "structured_outputs constrains text, but tool_choice requires calls"

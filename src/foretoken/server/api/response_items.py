@@ -1,5 +1,5 @@
-"""Items of /v1/responses: those of the conversation, as chat messages, and those of a reply as it
-is generated, with their events."""
+"""Items of /v1/responses: converts the items of a conversation to chat messages, and builds the
+items and events of a reply as it is generated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MessageItem(StrictModel):
 
 
 class FunctionCallItem(StrictModel):
-    """A call that the model made."""
+    """A function call that the model made earlier in the conversation."""
 
     type: Literal["function_call"]
     call_id: str
@@ -40,7 +40,7 @@ class FunctionCallItem(StrictModel):
 
 
 class FunctionCallOutputItem(StrictModel):
-    """The result of a call."""
+    """The result of an earlier function call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -55,7 +55,7 @@ class ReasoningPart(StrictModel):
 
 
 class ReasoningItem(StrictModel):
-    """Reasoning before a message or a call."""
+    """Reasoning of the model that precedes its message or call."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -68,7 +68,8 @@ class ReasoningItem(StrictModel):
 
 
 class UnknownItem(StrictModel):
-    """An item of another type: its error names the type, not its unknown fields."""
+    """An item of an unsupported type. It is always refused, with an error about its type instead of
+    errors about its fields."""
 
     @model_validator(mode="before")
     @classmethod
@@ -80,8 +81,8 @@ class UnknownItem(StrictModel):
 
 
 def _get_item_tag(item: Any) -> str:
-    """Return the tag of an item's type; by its colon, `errors` leaves it out of an error's
-    location."""
+    """Return the tag by which pydantic chooses the class of an item. The tags contain a colon so
+    that `errors` can leave them out of an error's location."""
     kind = item.get("type", "message") if isinstance(item, dict) else "message"
     return f"item:{kind if kind in ITEM_TYPES else 'unknown'}"
 
@@ -97,8 +98,8 @@ Item = Annotated[
 
 
 def to_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Return the items as chat messages. Adjacent calls, and reasoning before a call or message,
-    become parts of one assistant message."""
+    """Convert the items of a conversation to chat messages. Calls join the assistant message before
+    them, and reasoning joins the assistant message after it."""
     turns: list[dict[str, Any]] = []
     thoughts = ""
     for item in items:
@@ -131,7 +132,8 @@ EventFormatter = Callable[..., str]  # (type, **data) -> server-sent event
 
 @dataclass(slots=True)
 class OutputItem:
-    """An item of a reply: a message, reasoning or a call."""
+    """An item of a reply: a message, reasoning or a function call. For a call, `text` holds its
+    arguments. `index` is the item's index in the reply."""
 
     kind: Literal["message", "reasoning", "function_call"]
     index: int
@@ -152,14 +154,15 @@ class OutputItem:
 
     @property
     def part(self) -> dict[str, Any]:
-        """Return the single part of its content."""
+        """Return the only part of the item's `content`."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
         more = {"annotations": [], "logprobs": self.logprobs}
         return {"type": "output_text", "text": self.text, **more}
 
     def to_dict(self, status: str, *, empty: bool = False) -> dict[str, Any]:
-        """Return the item as a response contains it; `empty`: before it has a part."""
+        """Return the item as JSON. `empty`: leave its content out, as in the event that announces
+        the item."""
         item: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
         if self.kind == "function_call":
             return item | {"call_id": self.call_id, "name": self.name, "arguments": self.text}
@@ -198,17 +201,17 @@ class OutputItem:
 
 
 class OutputItems:
-    """The items of one reply as it is generated."""
+    """Builds the items of one reply as it is generated, and their events."""
 
     def __init__(self, format_event: EventFormatter) -> None:
         self.items: list[OutputItem] = []
         self._format_event = format_event
         self._call: int | None = None
-        self._logprobs: list[dict[str, Any]] = []  # logprobs of held-back text
+        self._logprobs: list[dict[str, Any]] = []  # of text that is held back, not sent yet
 
     def add_pieces(self, pieces: list[ReplyEvent], logprobs: list[dict[str, Any]]) -> Iterator[str]:
-        """Yield the events for new pieces. Logprobs are sent with the next text; those of calls are
-        dropped."""
+        """Add new pieces of the reply and yield their events. `logprobs` are sent with the next
+        piece of a message; the logprobs of calls are dropped."""
         logprobs, self._logprobs = [*self._logprobs, *logprobs], []
         for piece in pieces:
             kind = "message" if piece.call is None else "function_call"
@@ -221,7 +224,8 @@ class OutputItems:
         self._logprobs = logprobs
 
     def end(self, status: str, *, has_text: bool = True) -> Iterator[str]:
-        """Yield the final events; an empty reply becomes an empty message if it may have text."""
+        """End the last item, with this status, and yield its events. If there are no items, add an
+        empty message, unless the reply must have no text (`has_text` is False)."""
         if not self.items and has_text:
             yield from self._begin("message", ReplyEvent())
         if not self.items:

@@ -1,4 +1,5 @@
-"""POST /v1/responses: OpenAI's newer chat endpoint, without stored conversations."""
+"""POST /v1/responses: OpenAI's newer chat endpoint. Conversations are not stored, so a request must
+contain the whole conversation."""
 
 from __future__ import annotations
 
@@ -96,7 +97,8 @@ class ResponsesRequest(TemplatedRequest):
         return self.reasoning.effort if self.reasoning else None
 
     def require(self) -> None:
-        """Also refuse fields that other endpoints support and this one does not."""
+        """Also raise BadRequestError for fields that other endpoints support but this one does not,
+        and for a conversation without a message."""
         foreign = {
             "n": (self.n or 1) > 1,
             "return_token_ids": self.return_token_ids,
@@ -132,7 +134,7 @@ class ResponseAnswer(answers.Answer[ResponsesRequest]):
         return self._build_final(self._build_head(), output_items.items)
 
     async def stream_events(self) -> AsyncGenerator[str]:
-        """Yield typed, numbered server-sent events."""
+        """Yield server-sent events, which have a type and a sequence number."""
         sequence_numbers, head = count(), self._build_head()
 
         def format_event(kind: str, **data: Any) -> str:
@@ -154,7 +156,8 @@ class ResponseAnswer(answers.Answer[ResponsesRequest]):
     def _stream_part(
         self, output_items: response_items.OutputItems, part: StepOutput
     ) -> Iterator[str]:
-        """Yield the events of each token; reasoning has no logprobs."""
+        """Add the output of a step to the items, token by token, and yield the events. Logprobs of
+        reasoning are not reported."""
         logprobs: list[dict[str, Any]] = []
         if self.request.num_logprobs is not None:
             logprobs = [answers.format_logprob(each) for each in part.logprobs or ()]
@@ -222,7 +225,7 @@ class ResponseAnswer(answers.Answer[ResponsesRequest]):
 
 
 def _format_tool_choice(choice: str | NamedTool | None) -> Any:
-    """Return `tool_choice` as a response contains it."""
+    """Return a request's `tool_choice` in the format of responses."""
     if isinstance(choice, NamedTool):
         return {"type": "function", "name": choice.function.name}
     return choice or "auto"

@@ -1,4 +1,5 @@
-"""POST /tokenize and /detokenize, as in vLLM: strings or messages to token ids, and back."""
+"""POST /tokenize and /detokenize, as in vLLM: convert a string or messages to token ids, and token
+ids to a string."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ MAX_DETOKENIZE_TOKENS = 2**17
 
 
 class TokenizeRequest(Body):
-    """Request for the token ids of a string, or of messages rendered by the chat template."""
+    """Request for the token ids of `prompt`, or of `messages` rendered by the chat template."""
 
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
@@ -38,7 +39,8 @@ class TokenizeRequest(Body):
 
     @model_validator(mode="after")
     def check_consistency(self) -> TokenizeRequest:
-        """Refuse fields that contradict one another."""
+        """Raise BadRequestError for fields that contradict one another, such as `tools` without
+        `messages`."""
         require_one_generation_prompt(self)
         names = ("chat_template_kwargs", "tools", "add_generation_prompt", "continue_final_message")
         for name in names if self.messages is None else ():
@@ -48,7 +50,8 @@ class TokenizeRequest(Body):
 
     @property
     def template_variables(self) -> dict[str, Any] | None:
-        """Return the template's variables."""
+        """Return the variables that the request sets for the chat template; None if it sets none.
+        Raises BadRequestError if they are too long."""
         require_small(self.chat_template_kwargs, "chat_template_kwargs", MAX_VARIABLES_CHARACTERS)
         variables = dict(self.chat_template_kwargs or {})
         if self.tools:

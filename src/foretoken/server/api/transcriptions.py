@@ -1,4 +1,5 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations: transcribe an audio file."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations: transcribe an audio file, in its own
+language or in English."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class TranslationForm(Body):
     """Form that requests an English translation of speech."""
 
     file: bytes = Field(min_length=1, description="an audio file: WAV, FLAC, OGG or MP3")
-    prompt: str | None = Field(None, description="preceding text, whose style is followed")
+    prompt: str | None = Field(
+        None, description="text that precedes the audio; the transcript follows its style"
+    )
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
 
@@ -46,7 +49,7 @@ class TranslationForm(Body):
         """Raise BadRequestError for fields that contradict one another."""
 
     def to_engine(self, gamma: int | None) -> TranscribeRequest:
-        """Return the engine's request; `gamma`: draft tokens per target call."""
+        """Return the engine's request. `gamma`: draft tokens per target call; None: automatic."""
         return TranscribeRequest(
             self.file,
             translate=self.translates,
@@ -56,7 +59,8 @@ class TranslationForm(Body):
         )
 
     def build_body(self, transcription: Transcription) -> str | dict[str, Any]:
-        """Return the answer: a dict for JSON, or a string for other formats."""
+        """Return the body of the answer in the requested format: a dict for JSON formats, otherwise
+        a string."""
         usage = _usage(transcription)
         if self.response_format == "json":
             return {"text": transcription.text, "usage": usage}
@@ -79,7 +83,7 @@ class TranslationForm(Body):
 
 
 class TranscriptionForm(TranslationForm):
-    """Form that requests a transcription in the speech's language."""
+    """Form that requests a transcription in the language of the speech."""
 
     language: str | None = Field(None, description="code such as en; default: detected")
     timestamp_granularities: list[TimestampGranularity] = Field(
@@ -109,12 +113,12 @@ class TranscriptionForm(TranslationForm):
 
     def require(self) -> None:
         if self.has_word_times and self.response_format != "verbose_json":
-            problem = f"need verbose_json, and response_format is {self.response_format}"
+            problem = f"need verbose_json, but response_format is {self.response_format}"
             raise BadRequestError(
                 f"timestamps of words {problem}; change one of them", GRANULARITIES_FIELD
             )
         if self.stream and self.response_format != "json":
-            problem = f"stream needs json, and response_format is {self.response_format}"
+            problem = f"stream needs json, but response_format is {self.response_format}"
             raise BadRequestError(f"{problem}; leave one out", "stream")
 
 
@@ -123,7 +127,7 @@ def _usage(transcription: Transcription) -> dict[str, Any]:
 
 
 def describe_form(kind: type[TranslationForm]) -> dict[str, Any]:
-    """Return the form's entry for the OpenAPI document."""
+    """Return the description of an endpoint's form for the OpenAPI document."""
     schema = kind.model_json_schema()
     schema["properties"]["file"] |= {"type": "string", "format": "binary"}
     return {
@@ -132,7 +136,8 @@ def describe_form(kind: type[TranslationForm]) -> dict[str, Any]:
 
 
 async def parse_form(request: Request, kind: type[TranslationForm]) -> TranslationForm:
-    """Return a form's validated fields. Raises BadRequestError or RequestValidationError."""
+    """Parse a request's form and return its validated fields. Raises BadRequestError if the body is
+    not a form or a field is repeated, RequestValidationError for invalid fields."""
     values: dict[str, Any] = {}
     if request.headers.get("content-type", "").partition(";")[0].strip() not in FORM_CONTENT_TYPES:
         raise BadRequestError(f"send a form, with Content-Type: {FORM_CONTENT_TYPES[0]}")
@@ -153,8 +158,8 @@ async def parse_form(request: Request, kind: type[TranslationForm]) -> Translati
 
 
 class TranscriptionStream:
-    """A running transcription. Use it within `async with`, which aborts it at the end. Entering
-    raises the engine's refusal, before anything is sent."""
+    """A running transcription. `async with` starts it, raises RefusedRequest or UnavailableError if
+    the engine refuses it, and aborts it at the end if it is unfinished."""
 
     def __init__(self, engine: AnyEngine, request: TranscribeRequest) -> None:
         self._engine, self._request = engine, request
@@ -175,7 +180,8 @@ class TranscriptionStream:
         self._abort()
 
     async def stream_parts(self) -> AsyncGenerator[str | Transcription]:
-        """Yield new text as it arrives, and the transcription last. Raises the engine's refusal."""
+        """Yield new text as it is transcribed and, at the end, the complete Transcription. Raises
+        RefusedRequest or UnavailableError if the engine fails."""
         message = self._first
         while not isinstance(message, Reply):
             if isinstance(message, Exception):
@@ -186,7 +192,7 @@ class TranscriptionStream:
         yield message.value
 
     async def collect(self) -> Transcription:
-        """Return the complete transcription."""
+        """Wait for the complete transcription and return it."""
         async for part in self.stream_parts():
             if isinstance(part, Transcription):
                 return part

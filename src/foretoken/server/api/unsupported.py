@@ -1,5 +1,5 @@
-"""Fields that an endpoint does not support. Values that request nothing are ignored; others are
-refused with the reason, the field's name here, or the nearest supported name."""
+"""Request fields that an endpoint does not support. A value that requests nothing, such as null, is
+ignored; for any other value the error states the reason or suggests a supported field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from foretoken.errors import format_value
 TEXT_ONLY = "this server generates text only"
 TEMPLATE_REMEDY = "give chat_template_kwargs, as the model's template names it"
 STATELESS = "nothing is stored; send the whole conversation"
-# Unsupported field -> values besides null that request nothing, and the reason
+# Unsupported field -> the values, in addition to null, that request nothing and so are ignored, and
+# the reason for refusing all others
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "audio": ((), TEXT_ONLY),
     "image": ((), TEXT_ONLY),
@@ -39,8 +40,8 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "chat_template": ((), "a template is a program; start the server with --chat-template"),
     "stream_obfuscation": ((False,), "events are not padded"),
 }
-# Field of another endpoint or server -> names here, of which the first that the endpoint has is
-# suggested
+# Field of another endpoint or server -> the fields that correspond to it here; an error suggests
+# the first of them that the endpoint has
 FIELD_ALIASES = {
     "max_tokens": ("max_output_tokens",),
     "max_completion_tokens": ("max_tokens", "max_output_tokens"),
@@ -52,13 +53,13 @@ FIELD_ALIASES = {
     "guided_choice": ("structured_outputs",),
     "guided_grammar": ("structured_outputs",),
 }
-# Fields that identify the client: one engine serves all, so they are ignored
+# Fields that identify the client or user; they are ignored, as one engine serves all clients
 IGNORED_FIELDS = frozenset(("user", "safety_identifier", "prompt_cache_key"))
 
 
 def explain_refusal(name: str, value: Any, fields: Set[str]) -> str | None:
-    """Return why a request with other fields than `name` is refused; None if the value requests
-    nothing."""
+    """Return why the field `name` of a request is refused; None if its value requests nothing.
+    `fields`: the fields that the endpoint supports."""
     if name in IGNORED_FIELDS or (value is None and name in UNSUPPORTED | FIELD_ALIASES):
         return None
     neutral, reason = UNSUPPORTED.get(name, ((), ""))
@@ -72,8 +73,11 @@ def explain_refusal(name: str, value: Any, fields: Set[str]) -> str | None:
 
 
 def explain_unknown(name: str, fields: Set[str]) -> str:
-    """Return why an unknown field is refused, with the nearest supported name."""
+    """Return the error message for an unknown field, with the most similar name among the supported
+    `fields`, or all of them."""
     here = [each for each in FIELD_ALIASES.get(name, ()) if each in fields]
     near = here or get_close_matches(name, sorted(fields), 1, 0.8)
-    remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(fields))}"
+    remedy = (
+        f"did you mean {near[0]}?" if near else f"supported fields are {', '.join(sorted(fields))}"
+    )
     return f"unknown field {format_value(name)}; {remedy}"

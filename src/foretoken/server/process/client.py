@@ -1,5 +1,5 @@
-"""The HTTP process's end of the pipe: sends requests to an engine's process and receives outputs. A
-dead engine is restarted, and its requests fail."""
+"""Client of an engine's process, in the HTTP process: starts the process, sends it requests over a
+pipe and receives outputs. If the process dies, its requests fail and it is restarted."""
 
 from __future__ import annotations
 
@@ -43,17 +43,20 @@ from foretoken.server.process.messages import (
 from foretoken.server.process.statistics import SpecDecodeStats
 
 State = Literal["loading", "ready", "restarting", "failed", "draining", "stopped"]
-RESTART_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after 1, 2, .. deaths since the last ready engine
+RESTART_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after 1, 2, ... deaths since it was last ready
 CHECK_INTERVAL_S = 1.0  # between two checks of an engine
-STALL_TIMEOUT_S = 300.0  # without a step while requests wait; slow machines take tens of seconds
-PREFILL_S_PER_TOKEN = 0.1  # added for each prompt token, as one step may prefill all
-SWITCH_INTERVAL_S = 0.0005  # threads that prepare requests yield to the engine's after that
+# An engine is killed if it takes no step for this long while requests wait. A step may take tens of
+# seconds on a slow machine
+STALL_TIMEOUT_S = 300.0
+PREFILL_S_PER_TOKEN = 0.1  # added for each prompt token, as one step may prefill all prompts
+# Threads that prepare requests let the engine's thread run after this time
+SWITCH_INTERVAL_S = 0.0005
 ENGINE_NUMBERS = count()
 log = logging.getLogger(__name__)
 
 
 class RefusedRequest(Exception):
-    """A request that the engine refused, or could not finish."""
+    """The engine refused a request or query, or failed before it was finished."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -61,7 +64,7 @@ class RefusedRequest(Exception):
 
 
 class UnavailableError(Exception):
-    """No engine is running; `retry_after`: seconds until a retry is worthwhile."""
+    """No engine accepts requests now. `retry_after`: seconds until a retry is worthwhile."""
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
@@ -73,8 +76,8 @@ Listener = Callable[[Notification], None]
 
 
 class Pipe(Protocol):
-    """The methods of multiprocessing's `Connection` that are used. They raise EOFError or OSError
-    once the other end is closed."""
+    """The methods of multiprocessing's `Connection` that EngineClient uses. They raise EOFError or
+    OSError once the other end is closed."""
 
     def recv(self) -> Any: ...
 
@@ -82,8 +85,8 @@ class Pipe(Protocol):
 
 
 class Process(Protocol):
-    """The methods of multiprocessing's process that are used. The process ends with its engine;
-    `kill` also closes its pipe."""
+    """The methods of multiprocessing's process that EngineClient uses. The process ends when its
+    engine does; `kill` also closes its end of the pipe."""
 
     def join(self, timeout: float) -> None: ...
 
@@ -98,7 +101,7 @@ class Child(NamedTuple):
 
 
 def spawn(setup: EngineSetup) -> Child:
-    """Start an engine in a new process, which ends with this one."""
+    """Start an engine in a new process, which ends when this process does."""
     context = get_context("spawn")  # a fork would copy locks that other threads hold
     own_end, child_end = context.Pipe()
     process = context.Process(
@@ -110,8 +113,8 @@ def spawn(setup: EngineSetup) -> Child:
 
 
 def run_engine_process(pipe: Connection, setup: EngineSetup) -> None:
-    """Run the engine's process from its start to its end."""
-    # Both reach the whole process group, but the HTTP process decides when this one ends
+    """Run an engine: the main function of the engine's process. `pipe`: to the HTTP process."""
+    # A terminal sends these signals to both processes, but the HTTP process decides when this ends
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -123,37 +126,37 @@ def run_engine_process(pipe: Connection, setup: EngineSetup) -> None:
 
 
 def _exit_with_parent(parent: BaseProcess | None) -> None:
-    """End this process with its parent: while loading, or if a step hangs, it does not notice that
-    the pipe is closed."""
+    """End this process when its parent ends. While models load or if a step hangs, it would not
+    notice that the pipe is closed."""
     if parent is not None:
         parent.join()
         os._exit(1)
 
 
 class EngineClient:
-    """Client of one engine's process, from `start` to `stop`. `launch` starts the process without
-    waiting for it."""
+    """Client of one engine's process; `start` starts the process and `stop` ends it. `launch`
+    creates the process, without waiting until its engine is ready."""
 
     def __init__(self, setup: EngineSetup, launch: Callable[[EngineSetup], Child] = spawn) -> None:
         self.setup, self._launch = setup, launch
         self.number = next(ENGINE_NUMBERS)  # unlike `id(self)`, never reused
         self.statistics = SpecDecodeStats()
         self.state: State = "loading"
-        self.info: ModelInfo | None = None  # set when it is ready for the first time
-        self.problem = ""  # why it failed
+        self.info: ModelInfo | None = None  # set when the engine is ready for the first time
+        self.problem = ""  # why the models could not be loaded, if `state` is "failed"
         self.running = self.waiting = self.restarts = 0
-        self.preempted = 0  # preemptions in all its processes
+        self.preempted = 0  # preemptions in all processes that this client has started
         self._preempted = 0  # preemptions in the current process
         self._ids = count()
         self._listeners: dict[int, Listener] = {}  # of requests and queries, by id
         self._prompt_tokens: dict[int, int] = {}  # of accepted requests, by id
         self._stuck: set[int] = set()  # requests that have waited since the last step
-        self._stuck_s = 0.0  # seconds since then
+        self._stuck_s = 0.0  # seconds that these requests have waited
         self._process: Process | None = None
-        self._deaths = 0  # since it was last ready
+        self._deaths = 0  # of processes, since an engine was last ready
         self._idle = asyncio.Event()
         self._outgoing: SimpleQueue[Any] = SimpleQueue()
-        self.on_failure = lambda: None  # called if no engine can be started
+        self.on_failure = lambda: None  # called if the models cannot be loaded
 
     @property
     def num_open(self) -> int:
@@ -171,7 +174,7 @@ class EngineClient:
         return "a model" if self.info is None else self.info.target
 
     def start(self) -> None:
-        """Start the process; `state` becomes "ready" once it is."""
+        """Start the engine's process. `state` becomes "ready" once its models are loaded."""
         self._loop = asyncio.get_running_loop()
         self._process, pipe = self._launch(self.setup)
         self._outgoing.put(None)  # ends the former writer thread
@@ -182,8 +185,8 @@ class EngineClient:
         self._watch(self._process)
 
     async def stop(self, drain_seconds: float) -> None:
-        """Refuse new requests; abort those that still run after `drain_seconds`; end the
-        process."""
+        """Refuse new requests, give running ones `drain_seconds` to finish, abort the others, and
+        end the engine's process."""
         if self.state in ("draining", "stopped"):
             return
         listens, self.state = self.state == "ready", "draining"
@@ -201,10 +204,12 @@ class EngineClient:
             self._process.kill()
 
     def submit(self, request: AnyRequest, listener: Listener) -> Callable[[], None]:
-        """Send a request; return a function that aborts it, which frees its slot within a step.
+        """Send a request to the engine and return a function that aborts it.
 
-        `listener` is called with its notifications: `Accepted` and the output of each step, or
-        `TranscriptDelta`s and a `Reply`; or RefusedRequest. Raises UnavailableError.
+        `listener` is called on the event loop with each notification about the request: first
+        `Accepted`, then the `StepOutput` of each step; for a transcription `TranscriptDelta`s and
+        at the end a `Reply`. A RefusedRequest ends either. Raises UnavailableError if the engine is
+        not ready.
         """
         self._require_ready()
         id = self._add_listener(listener)
@@ -212,8 +217,8 @@ class EngineClient:
         return partial(self._abort, id)
 
     async def ask(self, name: Query, **arguments: Any) -> Any:
-        """Return the answer to a query, which takes no step. Raises RefusedRequest and
-        UnavailableError."""
+        """Send a query, which needs no step of the engine, and return its answer. Raises
+        RefusedRequest if the query fails, UnavailableError if the engine is not ready."""
         self._require_ready()
         answers: asyncio.Queue[Any] = asyncio.Queue()
         id = self._add_listener(answers.put_nowait)
@@ -257,7 +262,8 @@ class EngineClient:
             self._idle.set()
 
     def _send(self, message: ToEngine) -> None:
-        """Queue a message for the writer thread, as sending blocks while the pipe is full."""
+        """Queue a message for the writer thread: sending it here would block the event loop while
+        the pipe is full."""
         try:
             self._outgoing.put(ForkingPickler.dumps(message))
         except RecursionError:
@@ -267,7 +273,7 @@ class EngineClient:
 
     @staticmethod
     def _write(pipe: Pipe, outgoing: SimpleQueue[Any]) -> None:
-        """Writer thread: sends queued messages."""
+        """Send queued messages to the engine, in the writer thread."""
         while (message := outgoing.get()) is not None:
             try:
                 pipe.send_bytes(message)
@@ -275,7 +281,8 @@ class EngineClient:
                 return
 
     def _forward_messages(self, pipe: Pipe) -> None:
-        """Reader thread: passes the engine's messages to the event loop."""
+        """In the reader thread, pass each message of the engine to `_handle` on the event loop, and
+        None once the pipe is closed."""
         while True:
             try:
                 message: FromEngine | None = pipe.recv()
@@ -330,8 +337,9 @@ class EngineClient:
         listener(RefusedRequest(message) if isinstance(message, Refusal) else message)
 
     def _watch(self, process: Process) -> None:
-        """Kill an engine that takes no step while requests wait. Counts seconds by its own calls,
-        as clocks jump after a suspension."""
+        """Kill the engine if it takes no step for too long while requests wait. Called every
+        CHECK_INTERVAL_S; time is counted in calls, as clocks jump after the machine was
+        suspended."""
         if process is not self._process:
             return
         self._loop.call_later(CHECK_INTERVAL_S, self._watch, process)
@@ -352,7 +360,8 @@ class EngineClient:
             self._deliver(Refusal(id, "dead", reason))
 
     def _handle_exit(self) -> None:
-        """Fail the requests of a process that has died, and restart it."""
+        """Fail the requests of the process, which has ended. Restart it unless its models could not
+        be loaded or it was stopped."""
         if self._process is not None:
             self._process.kill()  # it may only have closed its pipe
         self.running = self.waiting = self._preempted = 0
@@ -371,7 +380,8 @@ class EngineClient:
 
 
 def _find_deepest_argument(message: ToEngine) -> str | None:
-    """Return the name of the argument that is nested too deeply to be pickled."""
+    """Return the name of the request's or query's argument that is nested too deeply to be pickled;
+    None if there is no such argument."""
     arguments: dict[str, Any] = getattr(message, "arguments", {})
     if isinstance(message, Add) and isinstance(request := message.request, GenerateRequest):
         request_fields = {each.name: getattr(request, each.name) for each in fields(request)}

@@ -1,8 +1,9 @@
-"""Several engines: replicas with the interface of one (`EngineFleet`), whose requests continue on
-another engine if theirs dies; and one engine per served model name (`ServedModels`). Does not
-depend on where an engine runs.
+"""Several engines, wherever they run. `EngineFleet` is a set of replicas with the interface of one
+engine: if a replica dies, its requests continue on another. `ServedModels` maps each served model
+name to its engine.
 
-The engines of other names serve the base model with an adapter merged in; they share nothing.
+Apart from the base model, each served model is the base model with an adapter merged in. Its engine
+shares nothing with the other engines.
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ from foretoken.server.process.messages import (
 from foretoken.server.process.statistics import SpecDecodeStats
 from foretoken.text.messages import MEDIA_PART_KEYS, get_parts
 
-MAX_MOVES = 3  # times a request may move: one that kills engines must not kill all
-ENGINE_TIMEOUT_S = 300.0  # a request's wait for an engine while all restart
+# How often a request may move to another engine: a request that kills engines must not kill all
+MAX_MOVES = 3
+ENGINE_TIMEOUT_S = 300.0  # how long a request waits for an engine while all engines restart
 POLL_INTERVAL_S = 0.05  # between two checks of an engine that starts
-MIN_PREFIX_SHARE = 0.5  # an engine that has prefilled more of a prompt is preferred
-MAX_IMBALANCE = 4  # requests that it may have more than the least busy engine
-DIGEST_CHARACTERS, DIGEST_IDS = 64, 16  # size of the prompt's pieces that are digested
-MAX_DIGESTS = 2**17  # for prompts of 8 million characters in all
+# An engine that has prefilled more than this share of a prompt is preferred, unless it has more
+# than MAX_IMBALANCE requests more than the least busy engine
+MIN_PREFIX_SHARE = 0.5
+MAX_IMBALANCE = 4
+DIGEST_CHARACTERS, DIGEST_IDS = 64, 16  # length of the pieces of a prompt that are digested
+MAX_DIGESTS = 2**17  # of stored digests, enough for prompts of 8 million characters in all
 STATES_WORST_FIRST: tuple[State, ...] = (
     "failed",
     "restarting",
@@ -61,9 +65,10 @@ log = logging.getLogger(__name__)
 
 
 def compute_prefix_digests(request: GenerateRequest) -> list[int]:
-    """Return digests of the prompt's prefixes, the shortest first: of a string, of ids, or of
-    messages, whose digests extend those of earlier turns. They depend on the salt and the
-    template."""
+    """Return digests of the prefixes of a request's prompt, the shortest prefix first: one for
+    every DIGEST_CHARACTERS characters or DIGEST_IDS ids. Two requests have a digest in common only
+    if they have that prefix, the cache salt and the chat template in common; so a conversation
+    shares the digests of its earlier turns."""
     prompt, size = request.prompt, DIGEST_CHARACTERS
     if is_chat(prompt):
         prompt = "".join(f"{turn.get('role')}\0{_flatten_content(turn)}\0" for turn in prompt)
@@ -89,7 +94,8 @@ def _flatten_content(message: dict[str, Any]) -> str:
 
 
 def _sum_property(name: str) -> Any:
-    """Return a property of a fleet: the sum over its running engines and those that have ended."""
+    """Return a property of EngineFleet: the sum of an attribute over the fleet's current engines
+    and the engines that have ended."""
 
     def add(fleet: EngineFleet) -> int:
         return sum(getattr(each, name) for each in fleet.engines) + fleet.ended_totals[name]
@@ -98,22 +104,23 @@ def _sum_property(name: str) -> Any:
 
 
 class EngineFleet:
-    """`count` replicas with the interface of one client. The first starts alone, to measure the
-    costs of steps undisturbed; the others get its costs."""
+    """A set of `count` replicas of an engine with the interface of one EngineClient. The first
+    replica starts alone, so that nothing disturbs its measurement of the costs of steps; the other
+    replicas use these costs."""
 
     def __init__(
         self, setup: EngineSetup, launch: Callable[[EngineSetup], Child], count: int
     ) -> None:
-        self.problem = ""  # why it failed
-        self.on_failure = lambda: None  # called if one of the first engines cannot be started
+        self.problem = ""  # why the models could not be loaded, if `state` is "failed"
+        self.on_failure = lambda: None  # called if one of the first engines cannot load the models
         self._launch = launch
         self._clients = [EngineClient(setup, launch) for _ in range(count)]
         for client in self._clients:
             client.on_failure = partial(self._fail, client)
         self.statistics = SpecDecodeStats()
-        # (engine, digest of a prefix that it has prefilled), the least recent first
+        # (engine, digest of a prefix that it has prefilled), the least recently used first
         self._prefilled: OrderedDict[tuple[Hashable, int], None] = OrderedDict()
-        self._measured = False  # whether the first has been ready
+        self._measured = False  # whether the first engine has been ready, with its costs measured
         self._leaving: dict[EngineClient, asyncio.Task[None]] = {}  # engines that are draining
         self.ended_totals = Counter[str]()  # sums over engines that have ended
         self._end_state: State | None = None
@@ -129,13 +136,13 @@ class EngineFleet:
         return [*self._clients, *self._leaving]
 
     def start(self) -> None:
-        """Start the engines; `state` becomes "ready" with the first of them."""
+        """Start the engines. `state` becomes "ready" as soon as one engine is ready."""
         self._clients[0].start()
         self._starting = asyncio.create_task(self._start_others())
 
     async def stop(self, drain_seconds: float) -> None:
-        """Refuse new requests; abort those that still run after `drain_seconds`; end the
-        engines."""
+        """Refuse new requests, give running ones `drain_seconds` to finish, abort the others, and
+        end the engines."""
         if self._end_state is not None:
             return
         self._end_state = "draining"
@@ -148,8 +155,9 @@ class EngineFleet:
         self._end_state = "stopped"
 
     def scale(self, count: int, drain_seconds: float) -> None:
-        """Run `count` engines from now on. Surplus engines accept no requests and end with their
-        last one; requests that still run after `drain_seconds` continue on other engines."""
+        """Change the number of engines to `count`. A surplus engine accepts no new requests and
+        ends once it has none, at the latest after `drain_seconds`; requests that it has not
+        finished continue on other engines."""
         assert count > 0
         if self.is_ending:
             return
@@ -167,7 +175,8 @@ class EngineFleet:
             end.add_done_callback(partial(self._forget, client))
 
     def _forget(self, client: EngineClient, end: asyncio.Task[None]) -> None:
-        """Remove an engine that has ended and add its counts to the totals."""
+        """Remove an engine that `scale` has stopped, and add its counts to the totals. `end`: the
+        task that stopped it."""
         del self._leaving[client]
         self.ended_totals.update(preempted=client.preempted, restarts=client.restarts)
         if not end.cancelled() and (error := end.exception()) is not None:
@@ -194,8 +203,8 @@ class EngineFleet:
         return ready[0] if ready else self._clients[0].info
 
     def submit(self, request: AnyRequest, listener: Listener) -> Callable[[], None]:
-        """Submit a request as `EngineClient.submit` does; if the engine dies, a GenerateRequest
-        continues on another one."""
+        """Submit a request to one of the engines, like `EngineClient.submit`. If the engine dies, a
+        GenerateRequest continues on another engine; a transcription fails."""
         if not isinstance(request, GenerateRequest):
             return self.get_ready_client().submit(request, listener)
         movable = MovableRequest(self, request, listener)
@@ -203,12 +212,12 @@ class EngineFleet:
         return movable.end
 
     async def ask(self, name: Query, **arguments: Any) -> Any:
-        """Return any engine's answer to a query."""
+        """Send a query to any ready engine and return its answer, like `EngineClient.ask`."""
         return await self.get_ready_client().ask(name, **arguments)
 
     def get_ready_client(self, request: GenerateRequest | None = None) -> EngineClient:
-        """Return the best engine for a request, and record that it prefills the prompt. Raises
-        UnavailableError."""
+        """Return the best engine for a request, or for a query if `request` is None. Record that
+        the engine prefills the request's prompt. Raises UnavailableError if no engine is ready."""
         ready = [client for client in self._clients if client.state == "ready"]
         if not ready or self.state != "ready":
             problem = f": {self.problem}" if self.problem else ""
@@ -223,21 +232,22 @@ class EngineFleet:
         return client
 
     async def wait_for_client(self, request: GenerateRequest) -> EngineClient:
-        """Return `get_ready_client` after waiting for restarts, at most `ENGINE_TIMEOUT_S`."""
+        """Wait at most ENGINE_TIMEOUT_S until an engine is ready, and return the best one for a
+        request. Raises UnavailableError if none is ready then."""
         with suppress(TimeoutError):
             await asyncio.wait_for(wait_until_settled(self), ENGINE_TIMEOUT_S)
         return self.get_ready_client(request)
 
     @property
     def is_ending(self) -> bool:
-        """Return whether the fleet is stopping, so that requests no longer continue on another
+        """Return whether the fleet is stopping or stopped; requests then no longer move to another
         engine."""
         return self._end_state is not None
 
     def _choose_client(self, ready: list[EngineClient], prefix: list[int]) -> EngineClient:
-        """Return the engine that has prefilled most of a prompt, if that is more than
-        MIN_PREFIX_SHARE of it and the engine is not much busier than others; else the least busy
-        engine."""
+        """Return the engine that has prefilled the longest part of a prompt, given as the digests
+        of its prefixes. Return the least busy engine instead if that part is not more than
+        MIN_PREFIX_SHARE of the prompt; engines that are much busier are not considered."""
 
         def count_prefilled(client: EngineClient) -> int:
             new = (
@@ -255,19 +265,19 @@ class EngineFleet:
         return best if count_prefilled(best) > MIN_PREFIX_SHARE * len(prefix) else least_busy
 
     async def _start_others(self) -> None:
-        """Start the other engines once the first is ready."""
+        """Start the other engines once the first engine is ready, and give them its costs."""
         first = self._clients[0]
         if await wait_until_settled(first) != "ready":  # the others could not start either
             return
         self._measured = True
-        for client in self._clients:  # the first too, for its restarts
+        for client in self._clients:  # also the first, which then does not measure after a restart
             client.setup = replace(client.setup, costs=first.info and first.info.costs)
         for client in self._clients[1:]:
             client.start()
         while any(client.state == "loading" for client in self._clients):
             await asyncio.sleep(POLL_INTERVAL_S)
         for client in self._clients:
-            client.on_failure = lambda: None  # from now on the others run on without it
+            client.on_failure = lambda: None  # from now on the other engines continue without it
 
     def _fail(self, client: EngineClient) -> None:
         self.problem = client.problem
@@ -275,7 +285,8 @@ class EngineFleet:
 
 
 class MovableRequest:
-    """A request to a fleet: if its engine dies, another engine continues its output."""
+    """A request that a fleet has submitted to one of its engines. If that engine dies, another one
+    continues the output, at most MAX_MOVES times."""
 
     def __init__(self, fleet: EngineFleet, request: GenerateRequest, listener: Listener) -> None:
         self.fleet, self.request, self.listener = fleet, request, listener
@@ -284,12 +295,13 @@ class MovableRequest:
         self._moving: asyncio.Task[None] | None = None
 
     def begin(self, client: EngineClient) -> None:
-        """Send the request to an engine, with the output generated so far."""
+        """Send the request to an engine, together with the output that earlier engines
+        generated."""
         begun = PartialOutput(self.steps) if self.steps else None
         self._abort = client.submit(replace(self.request, begun=begun), self._handle)
 
     def end(self) -> None:
-        """Abort the request."""
+        """Abort the request, on whichever engine it runs."""
         self._abort()
         if self._moving is not None:
             self._moving.cancel()
@@ -297,7 +309,7 @@ class MovableRequest:
     def _handle(self, message: Notification) -> None:
         match message:
             case RefusedRequest(kind="dead") if self.moves_left and not self.fleet.is_ending:
-                log.warning("a request with %s steps moves to another engine", len(self.steps))
+                log.warning("a request moves to another engine after %s steps", len(self.steps))
                 self.moves_left -= 1
                 self._moving = asyncio.create_task(self._move())
                 return
@@ -323,7 +335,8 @@ class MovableRequest:
 
 
 def _get_prefix_owner(client: EngineClient) -> tuple[int, int]:
-    """Return a key for an engine's cached prefixes, which a restart loses."""
+    """Return a key for the cached prefixes of an engine. It changes when the engine restarts, as
+    its cache is lost then."""
     return client.number, client.restarts
 
 
@@ -331,41 +344,41 @@ AnyEngine = EngineClient | EngineFleet
 
 
 async def wait_until_settled(engine: AnyEngine) -> State:
-    """Return an engine's state once it neither loads nor restarts."""
+    """Wait until an engine neither loads nor restarts, and return its state."""
     while engine.state in ("loading", "restarting"):
         await asyncio.sleep(POLL_INTERVAL_S)
     return engine.state
 
 
 class ServedModels:
-    """Engines by model name, the base model first. They start one after another, so that each
-    measures the costs of steps undisturbed."""
+    """The engine of each served model name, the base model first. The engines start one after
+    another, so that they do not disturb each other's measurements of the costs of steps."""
 
     def __init__(self, engines: Mapping[str, AnyEngine]) -> None:
         self.engines = dict(engines)
         self.base = next(iter(self.engines))
         self.problem = ""  # why the server must end
-        self.on_failure = lambda: None  # called when it must
-        self._complete = False  # whether all have been ready
+        self.on_failure = lambda: None  # called when the server must end
+        self._complete = False  # whether all engines have been ready
         self._starting: asyncio.Task[None] | None = None
         for name, engine in self.engines.items():
             engine.on_failure = partial(self._fail, name)
 
     def start(self) -> None:
-        """Start the engines; `state` becomes "ready" once all of them are."""
+        """Start the engines. `state` becomes "ready" once all engines are ready."""
         self.engines[self.base].start()
         self._starting = asyncio.create_task(self._start_others())
 
     async def stop(self, drain_seconds: float) -> None:
-        """Refuse new requests; abort those that still run after `drain_seconds`; end the
-        engines."""
+        """Refuse new requests, give running ones `drain_seconds` to finish, abort the others, and
+        end the engines."""
         if self._starting is not None:
             self._starting.cancel()
         await asyncio.gather(*(engine.stop(drain_seconds) for engine in self.engines.values()))
 
     @property
     def state(self) -> State:
-        """Return the worst state of all engines."""
+        """Return the worst of the engines' states, in the order of STATES_WORST_FIRST."""
         states = {engine.state for engine in self.engines.values()}
         return next(state for state in STATES_WORST_FIRST if state in states)
 
@@ -375,7 +388,8 @@ class ServedModels:
         return dict(sum((Counter(each.states) for each in self.engines.values()), Counter[str]()))
 
     async def _start_others(self) -> None:
-        """Start each other engine once the one before it is ready."""
+        """Start the engines of the other models one after another, each once the engine before it
+        is ready."""
         for name, engine in self.engines.items():
             if name != self.base:
                 engine.start()
@@ -389,12 +403,15 @@ class ServedModels:
         info, others = self.engines[self.base].info, len(self.engines) - 1
         if info is None or not others:
             return
-        with suppress(psutil.Error):  # its engine has just died
+        with suppress(psutil.Error):  # raised if the engine has just died
             size = psutil.Process(info.pid).memory_info().rss / 1e9
-            log.info("%s uses %.1f GB of memory; %s more will each", self.base, size, others)
+            log.info(
+                "%s uses %.1f GB; %s more models will each use as much", self.base, size, others
+            )
 
     def _fail(self, name: str) -> None:
-        """End the server if a model cannot be loaded at the start, or if no engine is left."""
+        """Handle an engine that cannot load its model: end the server if not all engines have been
+        ready yet, or if all engines have failed."""
         if self._complete and any(each.state != "failed" for each in self.engines.values()):
             return
         self.problem = self.engines[name].problem

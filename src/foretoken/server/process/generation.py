@@ -1,4 +1,5 @@
-"""The outputs of one request, for one or more prompts, generated together."""
+"""The outputs of one HTTP request, which may have several prompts and several outputs for each; the
+engine generates them in one batch."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ from foretoken.server.process.messages import (
 
 @dataclass(slots=True)
 class GeneratedOutput:
-    """One output as generated so far."""
+    """One output, as far as it has been generated."""
 
-    accepted: Accepted = Accepted(-1, 0)  # no prompt tokens until the engine has the request
+    accepted: Accepted = Accepted(-1, 0)  # 0 prompt tokens until the engine accepts the request
     parts: list[StepOutput] = field(default_factory=list[StepOutput])
     text: str = ""
     tokens: list[int] = field(default_factory=list[int])
@@ -46,9 +47,9 @@ class GeneratedOutput:
 
 
 class Generation:
-    """The outputs of a request, `n` for each prompt. Use it within `async with`, which aborts
-    unfinished outputs at the end. Entering raises the engine's refusal, before anything is
-    generated."""
+    """The outputs of a request, `n` for each prompt. `async with` submits them to the engine,
+    raises RefusedRequest or UnavailableError if the engine refuses any of them, and at the end
+    aborts the unfinished ones."""
 
     def __init__(self, engine: AnyEngine, requests: Sequence[GenerateRequest], n: int = 1) -> None:
         self.n = n
@@ -56,10 +57,11 @@ class Generation:
         self.outputs = [GeneratedOutput() for _ in requests]
         self.start_time = perf_counter()
         self.first_token_seconds: float | None = None  # seconds until the first token
-        self.inter_token_seconds: list[float] = []  # per token, between two parts of an output
+        # For each part of an output after its first: seconds since the previous part, per token
+        self.inter_token_seconds: list[float] = []
         self._engine, self._requests = engine, requests
         self._outputs: asyncio.Queue[tuple[int, StepOutput | Exception]] = asyncio.Queue()
-        self._answered = asyncio.Event()  # all requests are accepted, or one is refused
+        self._answered = asyncio.Event()  # set when all requests are accepted or one is refused
         self._problem: Exception | None = None
         self._aborts: list[Callable[[], None]] = []
         self._last_part_times = [self.start_time] * len(self.outputs)
@@ -80,7 +82,8 @@ class Generation:
         self._abort_all()
 
     async def stream_parts(self) -> AsyncGenerator[tuple[int, StepOutput]]:
-        """Yield (index of the output, part) as parts arrive."""
+        """Yield (index of the output, `StepOutput`) for each step of each output, as they arrive.
+        Raises RefusedRequest or UnavailableError if the engine fails."""
         unfinished = len(self.outputs)
         while unfinished:
             i, part = await self._outputs.get()
@@ -91,7 +94,7 @@ class Generation:
             yield i, part
 
     async def collect(self) -> list[GeneratedOutput]:
-        """Wait for all outputs and return them."""
+        """Wait until all outputs are finished and return them. Raises like `stream_parts`."""
         async with aclosing(self.stream_parts()) as parts:
             async for _ in parts:
                 pass
@@ -129,9 +132,8 @@ class Generation:
 
 
 def expand(request: GenerateRequest, prompts: Sequence[Prompt], n: int) -> list[GenerateRequest]:
-    """Return the requests for `n` outputs of each prompt. Output i is number i % n of prompt i //
-    n, with the seed (seed, i): the same request with the same seed gives the same outputs, whatever
-    else runs."""
+    """Return copies of a request for `n` outputs of each prompt. Copy i is for prompt i // n and
+    has the seed (seed, i), so that its output does not depend on other requests."""
     seed, _ = request.seed
     return [
         replace(request, prompt=prompts[i // n], seed=(seed, i)) for i in range(len(prompts) * n)

@@ -1,5 +1,5 @@
-"""Arguments of an engine's process, and messages on the pipe between it and the HTTP process. All
-are plain data."""
+"""The arguments of an engine's process, and the messages that it exchanges with the HTTP process
+over a pipe. All are plain data, which can be pickled without torch."""
 
 from __future__ import annotations
 
@@ -29,24 +29,38 @@ def holds_media(prompt: Prompt) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """Arguments of an engine's process: those of `foretoken.load` and `Engine`, and of requests."""
+    """Arguments of an engine's process.
+
+    Attributes:
+        target: The target, as for `foretoken.load`.
+        draft: The draft, as for `foretoken.load`.
+        loading: Other keyword arguments of `foretoken.load`.
+        engine: Keyword arguments of `Engine`.
+        log_options: Logging of the process.
+        costs: Costs of steps that another engine measured, pickled; None: measure them.
+        adapters: Adapters of engines that start later; they are checked before models load.
+        chat_template: Jinja template; None: the model's own.
+        tool_parser: Name of the format of replies, or "auto".
+        max_pixels: Maximum pixels of an image.
+        max_seconds: Maximum seconds of an audio file.
+    """
 
     target: str | None
     draft: str | None
     loading: dict[str, Any] = field(default_factory=dict[str, Any])
     engine: dict[str, Any] = field(default_factory=dict[str, Any])
     log_options: LogOptions = LogOptions()
-    costs: bytes | None = None  # pickled costs of steps, if measured by another engine
-    adapters: tuple[str, ...] = ()  # of engines that start later; checked before this one loads
-    chat_template: str | None = None  # None: the model's own
+    costs: bytes | None = None
+    adapters: tuple[str, ...] = ()
+    chat_template: str | None = None
     tool_parser: str = "auto"
-    max_pixels: int = 25_000_000  # of an image
-    max_seconds: int = 3600  # of audio
+    max_pixels: int = 25_000_000
+    max_seconds: int = 3600
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """Request for one output: arguments of `Engine.add`, as plain data."""
+    """Request for one output. `RequestPreparer` converts it to arguments of `Engine.add`."""
 
     prompt: Prompt
     controls: Controls = field(default_factory=Controls)  # fields of SamplingParams
@@ -59,18 +73,20 @@ class GenerateRequest:
     prediction: str | None = None
     chat_template: str | None = None  # None: the model's own
     chat_template_kwargs: dict[str, Any] | None = None
-    default_new_tokens: int | None = None  # if max_new_tokens is not set; None: up to the context
-    begun: PartialOutput | None = None  # output so far, from an engine that died
-    show_steps: bool = False  # return the text of each token of the steps
-    echo: bool = False  # return the prompt
-    reply_requirements: ReplyRequirements | None = None  # None: reply is not parsed
+    # Maximum new tokens if max_new_tokens is not set; None: up to the context length
+    default_new_tokens: int | None = None
+    begun: PartialOutput | None = None  # output to continue, from an engine that has died
+    show_steps: bool = False  # also report the text of each token of the steps
+    echo: bool = False  # also report the prompt as a string
+    reply_requirements: ReplyRequirements | None = None  # None: the reply is not parsed
     thinking_budget: int | None = None
     return_prompt_ids: bool = False
     bad_words: tuple[str, ...] = ()  # strings that must not be generated
 
     @property
     def is_constrained(self) -> bool:
-        """Return whether the output may have to follow a grammar."""
+        """Return whether a grammar may have to be compiled for the request: it has a constraint, or
+        functions that the reply may call."""
         return bool(
             self.controls.get("structured")
             or (self.reply_requirements and self.reply_requirements.functions)
@@ -79,12 +95,13 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class TranscribeRequest:
-    """Request to transcribe an audio file: arguments of `transcribe`."""
+    """Request to transcribe an audio file. The fields are arguments of
+    `speech.transcription.transcribe`, except `audio`: the bytes of the file."""
 
     audio: bytes
     language: str | None = None
     translate: bool = False
-    prompt: str | None = None  # preceding text
+    prompt: str | None = None  # text that precedes the audio
     temperature: float = 0.0
     gamma: int | None = None
     words: bool = False  # return the timestamps of words
@@ -95,7 +112,7 @@ AnyRequest = GenerateRequest | TranscribeRequest
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Submits a request under an unused id."""
+    """Message to the engine: start a request, under an id that is not in use."""
 
     id: int
     request: AnyRequest
@@ -103,14 +120,14 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Aborts a request whose client has disconnected."""
+    """Message to the engine: abort a request, as its client has disconnected."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A query, which takes no step."""
+    """Message to the engine: answer a query, with the method of `Queries` called `name`."""
 
     id: int
     name: Query
@@ -119,23 +136,23 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ends the engine's process."""
+    """Message to the engine: end the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyFacts:
-    """Format of a model's replies: the tokenizer's own response template, or else a format of
-    `text.replies`. Required calls always use that format."""
+    """Format of a model's replies. They are parsed by the tokenizer's own response template,
+    `template`, if there is one; otherwise, and if the request requires calls, in `format`."""
 
-    format: str
-    is_known: bool = False  # whether the chat template uses `format`; else it is the default
-    thinks: bool = False  # whether the chat template has reasoning
+    format: str  # name of a format in `text.replies`
+    is_known: bool = False  # whether the chat template uses `format`; if not, it is a default
+    thinks: bool = False  # whether the chat template supports reasoning
     template: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Facts about an engine's models, sent once it is ready."""
+    """Message from the engine: it is ready; a description of its models."""
 
     target: str
     draft: str | None
@@ -157,14 +174,14 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """The models cannot be loaded."""
+    """Message from the engine: the models cannot be loaded; the process ends. `message`: why."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer to an `Ask`, or a finished transcription."""
+    """Message from the engine: the answer to an `Ask`, or a finished transcription."""
 
     id: int
     value: Any
@@ -172,8 +189,8 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Refusal or failure of a request or query; `option`: the engine's argument that caused it, if
-    any."""
+    """Message from the engine: a request or query is refused or has failed. `option`: the engine's
+    argument that caused it, if any."""
 
     id: int
     kind: RefusalKind
@@ -183,7 +200,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptDelta:
-    """New text of a transcription; "" shows that it still runs."""
+    """Message from the engine: new text of a transcription, or "" to report that it still runs."""
 
     id: int
     text: str
@@ -191,53 +208,50 @@ class TranscriptDelta:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token, its logprob and rank, and the most probable tokens at its position, as (name, bytes,
-    logprob, id). `text`: its name, as `TokenSpelling` returns it."""
+    """A token with its logprob, and the most probable tokens at its position."""
 
-    text: str
+    text: str  # the token's text, as `TokenSpelling` returns it
     bytes: bytes
     logprob: float
-    top: list[tuple[str, bytes, float, int]]
+    top: list[tuple[str, bytes, float, int]]  # text, bytes, logprob, id
     id: int
     rank: int
-    offset: int  # characters before it, in the echoed prompt and the output
+    offset: int  # number of characters before the token, in the echoed prompt and the output
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """First message about a request: the engine accepted it. If requested: `echo`, the prompt as a
-    string; `first_prompt_token`; `prompt_ids`. If the reply is parsed: `tail`, the end of the
-    prompt, with special tokens."""
+    """Message from the engine: it has accepted a request. It precedes the request's outputs."""
 
     id: int
-    prompt_tokens: int
-    echo: str = ""
-    first_prompt_token: tuple[TokenLogprob, ...] = ()
-    tail: str = ""
-    prompt_ids: list[int] | None = None
+    prompt_tokens: int  # length of the prompt
+    echo: str = ""  # the prompt as a string, if the request has `echo`
+    first_prompt_token: tuple[TokenLogprob, ...] = ()  # with `echo`; it has no logprob
+    tail: str = ""  # the decoded end of the prompt with special tokens, if the reply is parsed
+    prompt_ids: list[int] | None = None  # if the request has `return_prompt_ids`
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """End of an output."""
+    """The end of an output, in its last `StepOutput`."""
 
     reason: str  # "stop" or "length"
-    stop: int | str | None
+    stop: int | str | None  # stop token or stop string; None: an EOS token or a limit
     stats: Stats
     prompt_logprobs: list[TokenLogprob] | None
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Output of a request in a step. `texts`: the text that each token adds."""
+    """The new output of one request after a step."""
 
     id: int
-    texts: list[str]
+    texts: list[str]  # text that each token adds to the output
     tokens: list[int]
     logprobs: list[TokenLogprob] | None
     steps: list[StepRecord]  # usually one
-    done: Done | None = None
-    token_texts: dict[int, str] | None = None  # text of each token of the steps, with show_steps
+    done: Done | None = None  # None: the output is unfinished
+    token_texts: dict[int, str] | None = None  # with show_steps: text of each token of the steps
 
     @property
     def text(self) -> str:
@@ -246,13 +260,12 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """Outputs and failures of a step; the numbers of running and waiting requests after it, and of
-    preemptions since the process started."""
+    """Message from the engine: the outputs and failures of a step, and current counts."""
 
     parts: list[StepOutput | Refusal]
-    running: int
-    waiting: int
-    preempted: int
+    running: int  # number of running requests after the step
+    waiting: int  # number of waiting requests after the step
+    preempted: int  # number of preemptions since the process started
 
 
 ToEngine = Add | Abort | Ask | Stop

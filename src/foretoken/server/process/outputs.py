@@ -1,4 +1,4 @@
-"""Convert the engine's events and requests' errors to messages to the HTTP process."""
+"""Convert the engine's events, and the errors of requests, to messages for the HTTP process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from foretoken.server.process.messages import (
 from foretoken.server.process.preparation import EngineRequest, TooLongError
 from foretoken.text.decoding import TokenSpelling
 
-MIN_LOGPROB = -9999.0  # OpenAI's for impossible tokens, as JSON has no -inf
+MIN_LOGPROB = -9999.0  # for tokens of probability 0, as in OpenAI's API: JSON has no -inf
 REFUSAL_KIND_BY_ERROR: list[tuple[type[Exception], RefusalKind]] = [  # the first match is used
     (TooLongError, "length"),
     (BusyError, "busy"),
@@ -32,13 +32,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OutputConverter:
-    """Converts the events of one model. `spelling`: names of its tokens; `eos`: its end tokens."""
+    """Converts the engine's events to messages. `spelling`: the text of the model's tokens; `eos`:
+    the ids of its EOS tokens."""
 
     spelling: TokenSpelling
     eos: frozenset[int]
 
     def convert(self, event: Event, request: EngineRequest) -> StepOutput | Refusal:
-        """Return the message for an event."""
+        """Return the message that reports an event of `request`; a Refusal if the event is an
+        error."""
         if event.error is not None:
             kind = "refused" if isinstance(event.error, ControlError) else "failed"
             return Refusal(event.id, kind, to_one_line(event.error), event.error.option)
@@ -72,7 +74,8 @@ class OutputConverter:
     def _convert_logprobs(
         self, logprobs: list[Logprobs] | None, offsets: list[int]
     ) -> list[TokenLogprob] | None:
-        """Return logprobs as messages; `offsets`: [] if offsets are not reported."""
+        """Convert the logprobs of tokens; None remains None. `offsets`: the offset of each token in
+        characters, or [] if offsets are not reported."""
         if logprobs is None:
             return None
         word = self.spelling.spell
@@ -86,7 +89,8 @@ class OutputConverter:
 
 
 def to_refusal(id: int, error: Exception) -> Refusal:
-    """Return the refusal of a request for an error, which is logged if it is a bug."""
+    """Return the Refusal of a request that failed with `error`. Log the error if it is a bug, that
+    is, not a ForetokenError."""
     kind = _classify(error)
     busy = "the queue is full; send the request again later"
     message = busy if kind == "busy" else to_one_line(error)

@@ -1,5 +1,5 @@
-"""Prepare clients' requests for `Engine.add`: encode prompts (with chat templates and media),
-compile grammars, check limits."""
+"""Convert clients' requests to arguments of `Engine.add`: render chat templates, encode prompts and
+media, compile grammars, and check limits."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ DEFAULT_NEW_TOKENS = 4096  # for a model without a context
 
 @dataclass(slots=True)
 class EngineRequest:
-    """A request that was added to the engine, and the way its outputs are reported."""
+    """A request that was added to the engine, with the data needed to report its outputs."""
 
-    accepted: Accepted
+    accepted: Accepted  # the message to send before the first output
     show_steps: bool
-    offsets: list[int]  # of the prompt's tokens, if it is echoed
+    offsets: list[int]  # of the prompt's tokens, in characters, if the prompt is echoed
     accepted_sent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RequestPreparer:
-    """Prepares requests to one target."""
+    """Converts requests to one target into arguments of `Engine.add`."""
 
     spec: Speculator
     prompts: PromptEncoder
@@ -58,8 +58,8 @@ class RequestPreparer:
     sandbox: GrammarSandbox
 
     def prepare(self, id: int, request: GenerateRequest) -> tuple[EngineRequest, dict[str, Any]]:
-        """Return a request as the worker tracks it, and its arguments for `Engine.add`. Raises
-        ForetokenError."""
+        """Return the worker's record of a request, and the keyword arguments of `Engine.add` for
+        it. Raises ForetokenError if the request is invalid."""
         with name_option_in_errors("prompt"):
             messages, variables = (
                 self.replies.build_messages(request),
@@ -85,8 +85,8 @@ class RequestPreparer:
     def _build_acceptance(
         self, id: int, request: GenerateRequest, ids: list[int]
     ) -> tuple[Accepted, list[int]]:
-        """Return the `Accepted` message of a request, and the offsets of its prompt's tokens in the
-        echo."""
+        """Return the `Accepted` message of a request, and the offset of each prompt token in the
+        echoed prompt; no offsets unless they are reported."""
         tail = "" if request.reply_requirements is None else self.replies.decode_tail(ids)
         reported_ids = ids if request.return_prompt_ids else None
         if not request.echo:
@@ -102,7 +102,8 @@ class RequestPreparer:
         return Accepted(id, len(ids), prompt, (first,), tail, reported_ids), offsets
 
     def _build_controls(self, request: GenerateRequest, tail: str) -> Controls:
-        """Return the controls of the request and its reply, after compiling the grammar."""
+        """Return the sampling options of a request, completed by those that its reply's format
+        requires. Raises InputError if the grammar takes too long to compile."""
         controls = request.controls
         if request.reply_requirements is not None:
             controls = controls | self.replies.build_controls(request, tail)
@@ -115,7 +116,8 @@ class RequestPreparer:
         return controls
 
     def _ban_words(self, words: tuple[str, ...]) -> Controls:
-        """Return controls that ban the ids of words, with and without a leading space."""
+        """Return the sampling option `bad_words_ids` that bans words: the token ids of each word,
+        with and without a leading space."""
         if self.spec.tokenizer is None:
             raise InputError("bad_words needs a tokenizer, and the model has none; leave it out")
         spelled = [
@@ -127,23 +129,25 @@ class RequestPreparer:
 
 
 def blame_function(request: GenerateRequest, error: Exception) -> Exception:
-    """Return the error; if the grammar of calls does not compile, one that names the function whose
-    parameters are not supported."""
+    """Return `error`, or a clearer one if the grammar for calls does not compile: an InputError
+    that names the function with the unsupported parameters."""
     if getattr(error, "option", None) != "structured" or request.reply_requirements is None:
         return error
     for function in request.reply_requirements.functions:
         if function.parameters and (reason := find_schema_problem(json.dumps(function.parameters))):
-            problem = f"the parameters of the function {function.name!r} cannot be followed"
+            problem = f"the parameters of the function {function.name!r} are not supported"
             return InputError(f"{problem}: {reason}; correct them").with_option("tools")
     return error
 
 
 class TooLongError(InputError):
-    """A prompt with its new tokens, or a prediction, exceeds the context."""
+    """The prompt and the requested new tokens together, or a prediction, exceed the context
+    length."""
 
 
 class PromptEncoder:
-    """Encodes prompts of one target and refuses those that exceed the context."""
+    """Encodes prompts for one target. Raises TooLongError for prompts longer than `context`, the
+    context length; None: no limit."""
 
     def __init__(self, spec: Speculator, context: int | None, media: MediaSandbox) -> None:
         self.spec, self.context, self.media = spec, context, media
@@ -152,8 +156,14 @@ class PromptEncoder:
     def encode(
         self, prompt: Prompt, template: str | None, variables: dict[str, Any] | None
     ) -> list[int] | Media:
-        """Return the ids of a string, of ids, or of messages rendered by a chat template, with
-        their media."""
+        """Return the token ids of a prompt; for messages with images or audio, a Media of the ids
+        and the encoder's inputs.
+
+        Args:
+            prompt: A string, ids, or messages, which a chat template renders.
+            template: The chat template; None: the tokenizer's own.
+            variables: Variables for the chat template.
+        """
         self._require_short(prompt, "prompt")
         if holds_media(prompt):
             prompt = [self._decode_media(i, turn) for i, turn in enumerate(cast(Any, prompt))]
@@ -167,7 +177,8 @@ class PromptEncoder:
         return self.spec.inputs.encode_prompt(cast(Any, prompt))
 
     def encode_prediction(self, text: str) -> list[int]:
-        """Return the ids of a predicted output."""
+        """Return the token ids of a predicted output. Raises TooLongError if it exceeds the context
+        length."""
         self._require_short(text, "prediction")
         ids = list(self.spec.inputs.tokenize_prediction(text))
         self._require_fit(ids, "prediction")
@@ -176,16 +187,17 @@ class PromptEncoder:
     def limit_new_tokens(
         self, prompt_tokens: int, requested: int | None, default: int | None
     ) -> int:
-        """Return the maximum new tokens: the requested number, or else the rest of the context, at
-        most `default`. Raises TooLongError if they exceed the context."""
+        """Return the maximum number of new tokens: `requested`, or if it is None the rest of the
+        context, at most `default`. Raises TooLongError if prompt and new tokens exceed the context
+        length."""
         context = self.context
         if context is not None and prompt_tokens + (requested or 1) > context:
             and_requested = f" and max_tokens is {requested}" if requested else ""
             fits = prompt_tokens < context
             remedy = "ask for fewer tokens" if fits else "shorten it"
             raise TooLongError(
-                f"the prompt has {prompt_tokens} tokens{and_requested}, the context is {context}; "
-                f"{remedy}"
+                f"the prompt has {prompt_tokens} tokens{and_requested}, but the context length is "
+                f"{context}; {remedy}"
             ).with_option("max_new_tokens" if fits else "prompt")
         if requested is not None:
             return requested
@@ -193,24 +205,25 @@ class PromptEncoder:
         return room if default is None else min(room, default)
 
     def _require_short(self, prompt: Prompt, name: str) -> None:
-        """Raise TooLongError before tokenization, which takes seconds for some MB."""
+        """Raise TooLongError if a prompt certainly exceeds the context length, judged by its
+        characters: tokenizing it first would take seconds for some MB."""
         if isinstance(prompt, list) and not is_chat(prompt):
             self._require_fit(prompt, name)
             return
         size = sum(map(_count_characters, prompt)) if is_chat(prompt) else len(prompt)
         if self.context is not None and size > self.max_token_characters * self.context:
             raise TooLongError(
-                f"the {name} has {size} characters, more than the context of {self.context} tokens "
-                "can hold; shorten it"
+                f"the {name} has {size} characters, which exceed the context length of "
+                f"{self.context} tokens; shorten it"
             )
 
     def _require_fit(self, ids: list[Any], name: str) -> None:
         if self.context is not None and len(ids) > self.context:
-            problem = f"the {name} has {len(ids)} tokens, the context is {self.context}"
+            problem = f"the {name} has {len(ids)} tokens, but the context length is {self.context}"
             raise TooLongError(f"{problem}; shorten it")
 
     def _decode_media(self, i: int, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message with its images and audio as arrays."""
+        """Return message `i` with the bytes of its images and audio decoded to arrays."""
         assert self.spec.processor is not None  # else the server refuses media
         sampling_rate = get_sampling_rate(self.spec.processor())
 
@@ -241,9 +254,10 @@ def _count_characters(message: dict[str, Any]) -> int:
 
 
 def compute_max_token_characters(tokenizer: PreTrainedTokenizerBase | None) -> int:
-    """Return an upper bound on the characters per token. For byte-level tokenizers, which drop no
-    characters, it is the length of the longest token; others may drop some, and get a bound that
-    ordinary text does not reach."""
+    """Return an upper bound on the characters per token of a prompt. A byte-level tokenizer drops
+    no characters, so the bound is the length of its longest token. Another tokenizer may drop
+    characters, so the bound is at least MAX_TOKEN_CHARACTERS, which ordinary text does not
+    reach."""
     longest = max(map(len, tokenizer.get_vocab()), default=1) if tokenizer is not None else 1
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     added: Any = getattr(tokenizer, "added_tokens_decoder", {}).values()

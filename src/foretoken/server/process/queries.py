@@ -1,4 +1,5 @@
-"""Queries, which take no step: facts about the models, tokenization, costs of speculation."""
+"""Answer queries that need no step of the engine: tokenization, costs of speculation, and a
+description of the models."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Answers about one Speculator, with a method for each name of an `Ask`."""
+    """Answers queries about one Speculator. Each public method answers the `Ask` of its name."""
 
     spec: Speculator
     prompts: PromptEncoder
@@ -39,26 +40,32 @@ class Queries:
         *,
         texts: bool,
     ) -> dict[str, Any]:
-        """Return a prompt's ids; `texts`: also the name of each token."""
+        """Return {"tokens": ids} of a prompt; with `texts` also "token_strs", the text of each
+        token. Raises InputError if the prompt is invalid."""
         if (chat_template_kwargs or {}).get("tools") and not self.replies.offers_tools:
-            problem = "the chat template supports no tools; chats get them in a system message"
+            problem = "the chat template supports no tools (in chats, a system message lists them)"
             raise InputError(f"{problem}; leave them out").with_option("tools")
         with name_option_in_errors("prompt"):
             ids = get_ids(self.prompts.encode(prompt, template, chat_template_kwargs))
         return {"tokens": ids} | ({"token_strs": [*map(self.spelling.name, ids)]} if texts else {})
 
     def detokenize(self, tokens: list[int]) -> str:
-        """Return the text of token ids."""
+        """Return the text of token ids. Raises InputError if an id is invalid or the model has no
+        tokenizer."""
         with name_option_in_errors("tokens"):
             ids = self.spec.inputs.encode_prompt(tokens)
         if self.spec.tokenizer is None:
-            raise InputError("there is no tokenizer; the model has none")
+            raise InputError("the model has no tokenizer to decode ids; decode them yourself")
         return decode(self.spec.tokenizer, ids)
 
     def speculation(self, alpha: float | None, made: dict[int, int]) -> dict[str, Any]:
-        """Return the costs of steps with one sequence, for the sampling that was measured last, and
-        the speed-up that they predict with acceptance `alpha` and `made`, the numbers of steps by
-        draft tokens; None for unknown values."""
+        """Return the costs c and v of steps at batch size 1, for the sampling params measured last,
+        and the speed-up that they predict. Values are None if unknown.
+
+        Args:
+            alpha: Acceptance rate measured so far; None: unknown.
+            made: For each number of draft tokens, the number of steps that had it.
+        """
         costs = self.spec.costing.find_single_costs()
         if costs is None:
             return {"c": None, "v": None, "predicted_speedup": None}
@@ -70,7 +77,7 @@ class Queries:
 
 
 def describe_models(spec: Speculator, engine: Engine, replies: ReplyPreparer) -> ModelInfo:
-    """Return the facts about an engine's models."""
+    """Return the description of an engine's models for the HTTP process."""
     tokenizer, drafts = spec.tokenizer, spec.costing.drafts
     return ModelInfo(
         target=get_base_name(spec.target_name),

@@ -1,5 +1,5 @@
-"""Chat replies in the engine's process: their format, the tools that a prompt offers, and the
-grammar of calls."""
+"""Preparation of chat replies in the engine's process: detect their format, put tools into prompts,
+and build the grammar for calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from foretoken.text.replies.reader import (
 )
 
 log = logging.getLogger(__name__)
-TAIL_TOKENS = 256  # last tokens of a prompt, which show whether it ends within reasoning
+TAIL_TOKENS = 256  # number of last prompt tokens to decode, to detect that reasoning is open
 TOOLS_PROMPT = """You can call functions. To call one, write <tool_call>
 {"name": <its name>, "arguments": <an object>}
 </tool_call>, and nothing else. The functions:
@@ -33,10 +33,11 @@ TOOLS_PROMPT = """You can call functions. To call one, write <tool_call>
 
 
 class ReplyPreparer:
-    """Prepares the replies of one model."""
+    """Determines the format of one model's replies, and prepares requests for it."""
 
     def __init__(self, tokenizer: Any, template: str | None, parser: str) -> None:
-        """`template`: the server's chat template; `parser`: name of a format, or "auto"."""
+        """`template`: the server's chat template; None: the tokenizer's own. `parser`: name of a
+        reply format, or "auto" to detect it from the template."""
         own_template = getattr(tokenizer, "chat_template", None)
         templates = (
             cast(Mapping[str, Any], own_template).values()
@@ -60,23 +61,24 @@ class ReplyPreparer:
 
     @property
     def description(self) -> str:
-        """Return one line that states how replies are parsed."""
+        """Return one line for the log that states how replies are parsed."""
         if self.facts.template is not None:
             return "tool calls and reasoning are parsed by the tokenizer's response template"
         if self.facts.is_known:
             return f"tool calls and reasoning are parsed in the format {self.format.name}"
         unknown = "the chat template uses no known format of tool calls"
-        offered = "" if self.offers_tools else " and offers no tools"
-        return f"{unknown}{offered}; {self.format.name} is used, see --tool-parser"
+        offered = "" if self.offers_tools else " and does not list tools"
+        return f"{unknown}{offered}; {self.format.name} is used, --tool-parser changes it"
 
     @property
     def offers_tools(self) -> bool:
-        """Return whether the chat template offers tools itself."""
+        """Return whether the chat template renders the `tools` variable, so that it lists the tools
+        in the prompt."""
         return "tools" in self.template
 
     def build_messages(self, request: GenerateRequest) -> Any:
-        """Return the prompt of a request; tools that the template does not offer are added to the
-        system message."""
+        """Return the prompt of a request. If it has tools and the template does not list them, they
+        are added to the system message."""
         if (
             request.reply_requirements is None
             or not request.reply_requirements.functions
@@ -92,8 +94,8 @@ class ReplyPreparer:
         return [{"role": "system", "content": "\n\n".join(parts)}, *turns]
 
     def get_template_variables(self, request: GenerateRequest) -> dict[str, Any] | None:
-        """Return the template's variables. Raises InputError for a reasoning effort that the
-        template does not support."""
+        """Return the variables for a request's chat template. Raises InputError for a reasoning
+        effort that the template would ignore."""
         variables = request.chat_template_kwargs or {}
         effort = variables.get("reasoning_effort")
         if effort == "none" and "enable_thinking" in self.template:
@@ -109,8 +111,10 @@ class ReplyPreparer:
         return decode(self._tokenizer, list(ids[-TAIL_TOKENS:]), keep_special_tokens=True)
 
     def build_controls(self, request: GenerateRequest, tail: str) -> Controls:
-        """Return changes to a request's controls: the grammar of its calls, its reasoning budget,
-        and special tokens in the text. Raises InputError if a function cannot be enforced."""
+        """Return the sampling options that a parsed reply requires, which override the request's:
+        the grammar for calls, the reasoning budget, and whether special tokens remain in the text.
+        `tail`: the decoded end of the prompt. Raises InputError if a function's schema is not
+        supported."""
         assert request.reply_requirements is not None
         changes: Controls = {}
         if self.special_tokens or self.facts.template:
@@ -122,7 +126,7 @@ class ReplyPreparer:
             )
         structured = request.controls.get("structured")
         text_structured = as_structured("structured", structured) if structured else None
-        # a response template specifies how to parse calls, not how to write them
+        # A response template specifies only how to parse calls, so no grammar can be made from it
         enforce_calls = (
             self.facts.is_known
             or self.facts.template is None
@@ -154,7 +158,7 @@ class ReplyPreparer:
         self, tokens: int, thinking: ThinkingMode
     ) -> tuple[int, list[int], list[int]]:
         if not self.facts.thinks:
-            problem = f"thinking_token_budget is {tokens}, but the template has no reasoning"
+            problem = f"thinking_token_budget is {tokens}, but the chat template has no reasoning"
             raise InputError(f"{problem}; leave it out").with_option("thinking_token_budget")
         opening, closing = (
             self._tokenizer.encode(mark, add_special_tokens=False) for mark in self.format.think
@@ -163,7 +167,7 @@ class ReplyPreparer:
 
 
 def _get_response_template(tokenizer: Any) -> dict[str, Any] | None:
-    """Return the tokenizer's own response template, if it has a valid one."""
+    """Return the tokenizer's own response template; None if it has none or an invalid one."""
     template = getattr(tokenizer, "response_template", None)
     if not isinstance(template, dict):
         return None
@@ -176,7 +180,8 @@ def _get_response_template(tokenizer: Any) -> dict[str, Any] | None:
 
 
 def _write_calls(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its calls as text, for a template that does not support calls."""
+    """Return a message whose tool calls became part of its text, for a template that does not
+    support calls."""
     calls: Any = turn.get("tool_calls")
     if not calls:
         return turn
@@ -185,7 +190,7 @@ def _write_calls(turn: dict[str, Any]) -> dict[str, Any]:
         bodies = [
             f'"name": {json.dumps(f["name"])}, "arguments": {f["arguments"]}' for f in functions
         ]
-    except (TypeError, LookupError):  # not calls: the template refuses them
+    except (TypeError, LookupError):  # invalid calls, which the template refuses
         return turn
     written = [f"<tool_call>\n{{{body}}}\n</tool_call>" for body in bodies]
     text = "\n".join(part for part in (turn.get("content"), *written) if part)
@@ -193,7 +198,7 @@ def _write_calls(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find_special_tokens(tokenizer: Any, text: str) -> dict[str, int]:
-    """Return the ids of the special tokens that occur in `text`, by name."""
+    """Return the special tokens whose text occurs in `text`, with their ids."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).items()
     return {token.content: id for id, token in added if token.special and token.content in text}
 

@@ -1,9 +1,10 @@
-"""Separate processes for work on clients' data: a few bytes may take hours or all memory, or crash
-a C library, and a thread cannot be stopped. A process ends itself if an answer takes too long.
+"""Separate processes that decode media and compile grammars of clients. A few bytes of them may
+take hours or all memory, or crash a C library; a process can be killed then, unlike a thread. It
+also ends itself if an answer takes too long.
 
-Questions and answers are a line of JSON followed by bytes; the first line has the settings. `python
--m foretoken.server.process.sandbox KIND` runs such a process. It does not import torch, so
-functions of the engine's process import the grammar module themselves.
+A question or answer is a line of JSON followed by bytes; the first message to a process holds its
+settings. `python -m foretoken.server.process.sandbox KIND` runs such a process. As it must not
+import torch, this module imports the grammar module only in functions for the engine's process.
 """
 
 from __future__ import annotations
@@ -37,16 +38,22 @@ except ImportError:  # on Windows
     resource = None
 
 TIMEOUT_SECONDS = 10.0  # per answer
-MAX_MEMORY_BYTES = 4 * 2**30  # of a process's address space
-MAX_CACHED_GRAMMARS = 256  # grammars known to compile
+MAX_MEMORY_BYTES = 4 * 2**30  # limit of a process's address space
+MAX_CACHED_GRAMMARS = 256  # number of grammars remembered as ones that compile
 
 Message = tuple[dict[str, Any], bytes]
 Handler = Callable[[dict[str, Any], bytearray], Message]
 
 
 class Sandbox:
-    """A process of a kind in `HANDLER_FACTORIES`, started with the first question, and again after
-    one that it failed to answer. `task`, `remedy`: for error messages."""
+    """Client of a sandbox process, which starts with the first question and is replaced after it
+    failed to answer one.
+
+    Args:
+        kind: The process's work, a key of HANDLER_FACTORIES.
+        task: The work as a verb, such as "decode", for error messages.
+        remedy: The remedy in error messages.
+    """
 
     def __init__(self, kind: str, task: str, remedy: str) -> None:
         self._kind, self._task, self._remedy = kind, task, remedy
@@ -56,8 +63,9 @@ class Sandbox:
     def ask(
         self, place: str, question: dict[str, Any], body: bytes = b""
     ) -> tuple[dict[str, Any], bytearray]:
-        """Return the answer to a question. Raises InputError about `place` if it takes more than
-        `TIMEOUT_SECONDS` or `MAX_MEMORY_BYTES`, or crashes the process."""
+        """Send a question and return the answer, each as JSON fields and bytes. `place`: the
+        location of the data in the request, for the error. Raises InputError if the answer takes
+        more than TIMEOUT_SECONDS or MAX_MEMORY_BYTES, or crashes the process."""
         with self._lock:
             if self._process is None:
                 self._process = self._start()
@@ -75,7 +83,7 @@ class Sandbox:
             return answer
 
     def close(self) -> None:
-        """Kill the process, also during an answer."""
+        """Kill the process, also while it works on an answer."""
         process = self._process
         if process is not None:
             process.kill()  # before taking the lock, which `ask` holds during an answer
@@ -83,7 +91,7 @@ class Sandbox:
             self._end_process()
 
     def _get_settings(self) -> dict[str, Any]:
-        """Return the settings that the process gets first."""
+        """Return the settings to send to a new process in its first message."""
         return {}
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -111,8 +119,8 @@ class Sandbox:
 
 
 class GrammarSandbox(Sandbox):
-    """A process that compiles grammars for one tokenizer, so that a grammar that takes too long
-    never reaches the engine."""
+    """Sandbox that compiles grammars for one tokenizer before the engine does, so that a grammar
+    that takes too long to compile never reaches the engine."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__("grammar", "compile", "make it simpler")
@@ -123,8 +131,8 @@ class GrammarSandbox(Sandbox):
         return {"tokenizer": _import_grammar().serialize_tokenizer(self._tokenizer)}
 
     def require(self, structured: Structured) -> None:
-        """Raise InputError for a grammar that does not compile within the limits. The engine
-        reports invalid grammars."""
+        """Raise InputError if compiling a grammar exceeds the limits of time or memory. An invalid
+        grammar passes; the engine reports it."""
         self._compiled.get(structured, self._compile, structured)
 
     def _compile(self, structured: Structured) -> None:
@@ -143,19 +151,21 @@ def _import_grammar():  # not annotated, so that the module's type is inferred
 
 
 class MediaSandbox(Sandbox):
-    """A process that decodes images of at most `max_pixels` and audio of at most `max_seconds`."""
+    """Sandbox that decodes images of at most `max_pixels` pixels and audio of at most `max_seconds`
+    seconds."""
 
     def __init__(self, max_pixels: int, max_seconds: float) -> None:
         super().__init__("media", "decode", "send a smaller file")
         self._limits = {"pixels": max_pixels, "seconds": max_seconds}
 
     def decode_image(self, file: bytes, place: str) -> NDArray[np.uint8]:
-        """Return an image's pixels `[H, W, 3]`. `place`: its location in the request, for error
-        messages."""
+        """Decode an image file to pixels `[H, W, 3]`. `place`: its location in the request, for
+        error messages. Raises InputError if it cannot be decoded within the limits."""
         return self._decode("uint8", file, kind="picture", place=place)
 
     def decode_audio(self, file: bytes, rate: int, place: str) -> NDArray[np.float32]:
-        """Return samples `[n]` of audio at `rate` Hz. `place`: its location in the request."""
+        """Decode an audio file to samples `[n]` at `rate` Hz. `place`: its location in the request,
+        for error messages. Raises InputError if it cannot be decoded within the limits."""
         return self._decode("float32", file, kind="sound", place=place, rate=rate)
 
     def _decode(self, dtype: str, file: bytes, **question: Any) -> NDArray[Any]:
@@ -166,7 +176,7 @@ class MediaSandbox(Sandbox):
 
 
 def make_grammar_compiler(settings: dict[str, Any]) -> Handler:
-    """Return the function that compiles grammars."""
+    """Return the handler of a sandbox process that compiles grammars."""
     from llguidance import LLMatcher, LLTokenizer
 
     # compilation does not depend on the EOS token
@@ -183,7 +193,7 @@ def make_grammar_compiler(settings: dict[str, Any]) -> Handler:
 
 
 def make_media_decoder(_: dict[str, Any]) -> Handler:
-    """Return the function that decodes images and audio."""
+    """Return the handler of a sandbox process that decodes images and audio."""
 
     def decode(question: dict[str, Any], file: bytearray) -> Message:
         place = question["place"]
@@ -229,7 +239,7 @@ def _write(pipe: IO[bytes], fields: dict[str, Any], body: bytes) -> None:
 
 
 def _read_message(pipe: BufferedReader) -> tuple[dict[str, Any], bytearray] | None:
-    """Return fields and bytes of a message; None if the other end is closed."""
+    """Return the JSON fields and the bytes of the next message; None if the other end is closed."""
     line = pipe.readline()
     if not line.endswith(b"\n"):
         return None

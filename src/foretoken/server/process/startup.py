@@ -1,4 +1,5 @@
-"""Startup of an engine's process: load the models, measure the costs of steps, serve the pipe."""
+"""Startup of an engine's process: load the models, measure the costs of steps, and serve requests
+from the pipe."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ log = logging.getLogger(__name__)
 
 
 def serve(pipe: Connection, setup: EngineSetup) -> None:
-    """Load the models and serve requests until the pipe is closed. Sends `LoadFailed` if they
-    cannot be loaded."""
+    """Load the models and serve requests until the pipe is closed. If the models cannot be loaded,
+    send `LoadFailed` and return."""
     try:
         spec, replies = load(setup)
         name = get_base_name(spec.target_name)
@@ -34,7 +35,7 @@ def serve(pipe: Connection, setup: EngineSetup) -> None:
         spec.inputs.prepare_grammars()
         with log_if_slow(log, "measuring the costs of steps of %s", name):
             measure_step_costs(spec, engine.max_rows)
-        # Else each collection would scan all loaded objects, which pauses for a tenth of a second
+        # Otherwise each garbage collection would scan all loaded objects, for a tenth of a second
         gc.collect()
         gc.freeze()
     except (ForetokenError, OSError) as error:
@@ -46,8 +47,9 @@ def serve(pipe: Connection, setup: EngineSetup) -> None:
 
 
 def load(setup: EngineSetup) -> tuple[Speculator, ReplyPreparer]:
-    """Return the models, and the preparer of their replies, which checks the target's format before
-    a draft is loaded."""
+    """Load the models and return them with a ReplyPreparer for the target. The ReplyPreparer is
+    made before the draft is loaded, so that an unsupported tool parser is reported early. Raises
+    ForetokenError or OSError."""
     transformers_logging.disable_progress_bar()
     require_adapters(setup.target, setup.adapters, **setup.loading)
     preparers: list[ReplyPreparer] = []
@@ -67,8 +69,8 @@ def load(setup: EngineSetup) -> tuple[Speculator, ReplyPreparer]:
 
 
 def describe_missing(target: TargetInfo) -> str:
-    """Return which requests a target without a tokenizer or chat template supports, and the
-    remedy."""
+    """Return a line for the log: the requests that are refused because the target has no tokenizer
+    or chat template, and the remedy."""
     name = get_base_name(target.name)
     if target.tokenizer is None:
         return f"{name} has no tokenizer, so requests must have token ids; give --tokenizer"
@@ -76,8 +78,8 @@ def describe_missing(target: TargetInfo) -> str:
 
 
 def measure_step_costs(spec: Speculator, batch_size: int) -> None:
-    """Measure the costs of greedy and sampled steps before requests arrive. Predicted outputs need
-    them even without a draft."""
+    """Measure the costs of greedy and of sampled steps before requests arrive. Without a draft they
+    are needed too, for requests with a predicted output."""
     sampled = SamplingParams(temperature=0.7, top_k=50, top_p=0.9)
     for params in (SamplingParams(), sampled):
         spec.costing.get_step_costs(params, batch_size, remeasure=True)

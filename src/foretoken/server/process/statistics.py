@@ -12,7 +12,7 @@ ALPHA_DECAY = 0.98  # weight of the former mean at each verified draft token
 
 
 class SpecDecodeStats:
-    """Sums since the server started, and a moving mean of alpha."""
+    """Sums over all steps since the server started, and a moving mean of alpha."""
 
     def __init__(self) -> None:
         self.steps = self.drafted = self.accepted = self.tokens = 0
@@ -23,7 +23,7 @@ class SpecDecodeStats:
         self.steps_by_drafted: Counter[int] = Counter()
 
     def record(self, steps: Iterable[StepRecord], *, plain: bool) -> None:
-        """Add new steps of an output; `plain`: the request asked for gamma 0."""
+        """Add new steps of an output. `plain`: whether the request set gamma to 0."""
         for step in steps:
             self.steps += 1
             self.tokens += len(step.new_tokens)
@@ -39,7 +39,7 @@ class SpecDecodeStats:
                 self.alpha = ALPHA_DECAY * earlier + (1 - ALPHA_DECAY) * overlap
 
     def compute_rates(self) -> dict[str, Any]:
-        """Return the rates; None for unknown ones."""
+        """Return the sums and rates for /v1/speculation. Rates are None if unknown."""
         return {
             "active": self.drafted > 0 if self.steps else None,
             "alpha": self.alpha,

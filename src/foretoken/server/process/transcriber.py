@@ -1,4 +1,5 @@
-"""Transcriptions, each in its own thread; their steps are batched with other requests."""
+"""Run transcriptions, each in its own thread. Their steps are batched with those of other
+requests."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from foretoken.speculator import Speculator
 from foretoken.speech.transcription import transcribe
 from foretoken.text.chat import get_sampling_rate
 
-MAX_RUNNING, MAX_OPEN = 4, 16  # transcriptions: running; running and waiting
-TRANSCRIPTION_HEARTBEAT_S = 1.0  # between two messages of a running transcription
+MAX_RUNNING, MAX_OPEN = 4, 16  # transcriptions that run at a time; that run or wait
+TRANSCRIPTION_HEARTBEAT_S = 1.0  # a running transcription sends a message at least this often
 
 
 class Transcriber:
-    """Runs transcriptions by one target; `send` sends their messages."""
+    """Runs transcriptions with one target. `send` sends their messages to the HTTP process."""
 
     def __init__(
         self, spec: Speculator, media: MediaSandbox, send: Callable[[FromEngine], None]
@@ -36,7 +37,7 @@ class Transcriber:
         self._cancelled: dict[int, Flag] = {}  # by id of open transcriptions
 
     def start(self, id: int, request: TranscribeRequest) -> None:
-        """Queue a transcription, or refuse it if too many are open."""
+        """Queue a transcription. If MAX_OPEN transcriptions run or wait, refuse it."""
         if len(self._cancelled) >= MAX_OPEN:
             self.send(to_refusal(id, BusyError()))
             return
@@ -44,7 +45,7 @@ class Transcriber:
         self._threads.submit(self._transcribe, id, request, self._cancelled[id])
 
     def cancel(self, id: int) -> bool:
-        """Cancel a transcription; return whether the id is one of an open transcription."""
+        """Cancel a transcription. Return False if no open transcription has this id."""
         cancelled = self._cancelled.get(id)
         if cancelled is not None:
             cancelled.set()
@@ -83,4 +84,4 @@ class Transcriber:
 
 
 class _CancelledError(Exception):
-    """The client has disconnected."""
+    """Raised in a transcription's thread after `cancel`."""

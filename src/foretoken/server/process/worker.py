@@ -1,5 +1,5 @@
-"""The engine's end of the pipe: one thread dispatches messages, others prepare requests, and the
-main thread takes the engine's steps and sends outputs."""
+"""The main loop of an engine's process. One thread receives messages from the pipe, other threads
+prepare the requests, and the main thread runs the engine's steps and sends the outputs."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from foretoken.server.process.transcriber import Transcriber
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import TokenSpelling
 
-LONG_PROMPT_SIZE = 20_000  # characters or ids; longer prompts are prepared in another thread
-SANDBOX_THREADS = 4  # for grammars and media, which mostly wait for sandboxes
+LONG_PROMPT_SIZE = 20_000  # characters or ids; longer prompts are prepared in their own thread
+SANDBOX_THREADS = 4  # for requests with grammars or media; they mostly wait for sandboxes
 log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Connects a pipe to an engine."""
+    """Serves the requests that arrive on a pipe with an engine, and sends back the outputs."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Worker:
         self.queries = Queries(spec, prompts, replies, spelling)
         self.outputs = OutputConverter(spelling, spec.ends.eos)
         self.transcriber = Transcriber(spec, media, self._send)
-        # By id on the pipe, which is also the engine's; None while a request is prepared
+        # By request id, the same on the pipe and in the engine; None while a request is prepared
         self.requests: dict[int, EngineRequest | None] = {}
         self.short_pool = ThreadPoolExecutor(1, "foretoken prompts")  # in the order of arrival
         self.long_pool = ThreadPoolExecutor(1, "foretoken long prompts")
@@ -73,7 +73,7 @@ class Worker:
         self.stopped = False
 
     def run(self) -> None:
-        """Take steps until the HTTP process sends `Stop` or closes the pipe."""
+        """Run the engine's steps until the HTTP process sends `Stop` or closes the pipe."""
         Thread(target=self._receive, name="foretoken requests", daemon=True).start()
         self._send(self.info)
         while self._wait_for_requests():
@@ -91,14 +91,15 @@ class Worker:
         self.media.close()
 
     def _wait_for_requests(self) -> bool:
-        """Wait for requests; return False at the end."""
+        """Wait until the engine has requests and return True, or False if the process must end."""
         with self.changed:
             engine = self.engine
             self.changed.wait_for(lambda: engine.running or engine.waiting or self.stopped)
             return not self.stopped
 
     def _receive(self) -> None:
-        """Dispatch messages. The process ends with this thread, whatever the reason."""
+        """Receive and dispatch messages, in a thread. When this thread ends, for whatever reason,
+        the process ends."""
         try:
             while not isinstance(message := self.pipe.recv(), Stop):
                 self._dispatch(message)
@@ -128,8 +129,8 @@ class Worker:
                 pass
 
     def _choose_pool(self, *values: Any) -> ThreadPoolExecutor:
-        """Return the threads for a prompt and its variables. Short prompts wait only for short
-        ones."""
+        """Return the thread pool in which to prepare a prompt and its variables. Long prompts and
+        prompts with media have other pools than short prompts, which so do not wait for them."""
         lists = [cast(list[Any], each) for each in values if isinstance(each, list)]
         if any(map(holds_media, lists)):
             return self.sandbox_pool
@@ -149,7 +150,9 @@ class Worker:
             return
         try:
             added, arguments = self.preparer.prepare(id, request)
-            with self.changed:  # registered before its first event
+            with (
+                self.changed
+            ):  # the request is registered before the engine reports its first event
                 if id not in self.requests:  # aborted meanwhile
                     return
                 self.requests[id] = added
@@ -175,18 +178,19 @@ class Worker:
         with self.changed:
             if self.requests.pop(id, None) is not None:
                 self._abort_in_engine(id)
-            self._send_outputs([])  # report the counts, as no step may follow
+            self._send_outputs([])  # reports the new counts, as there may be no further step
 
     def _abort_in_engine(self, id: int) -> bool:
-        """Abort a request; return whether the engine had it."""
+        """Abort a request in the engine. Return False if the engine does not have it."""
         try:
             self.engine.abort(id)
-        except InputError:  # it has just finished, or is being added
+        except InputError:  # the request has just finished, or is not added yet
             return False
         return True
 
     def _fail_all(self, message: str) -> None:
-        """Fail all requests, as the next step may fail like this one."""
+        """Abort all requests and report their failure. They are not continued after a failed step,
+        as the next step may fail for the same reason."""
         with self.changed:
             failed = [
                 id
@@ -198,7 +202,7 @@ class Worker:
             self._send_outputs([Refusal(id, "failed", message) for id in failed])
 
     def _send_events(self, events: list[Event]) -> None:
-        """Send the outputs of a step."""
+        """Send the outputs of a step. Events of aborted requests are dropped."""
         outputs: list[StepOutput | Refusal] = []
         with self.changed:
             for event in events:
@@ -212,7 +216,7 @@ class Worker:
         self._send_outputs(outputs)
 
     def _send_outputs(self, outputs: list[StepOutput | Refusal]) -> None:
-        """Send outputs with the current numbers of running and waiting requests."""
+        """Send outputs, with the engine's current counts of requests and preemptions."""
         stats = self.engine.stats()
         self._send(StepOutputs(outputs, stats.running, stats.waiting, stats.preempted))
 

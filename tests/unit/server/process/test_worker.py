@@ -114,10 +114,10 @@ def test_what_is_refused(pipe: Connection, monkeypatch: pytest.MonkeyPatch) -> N
         ("It", {"tempature": 1}, "input", "did you mean temperature?"),
         ([1] * 190, {"max_new_tokens": 20}, "length", "max_tokens is 20"),
         ([{"role": "user", "content": "a"}], {}, "input", "no chat template"),
-        ("It", {"prediction": "ab " * 150}, "length", "the context is 200"),
+        ("It", {"prediction": "ab " * 150}, "length", "the context length is 200"),
         ("It", {"prediction": "a" * 90_000}, "length", "90000 characters"),
         ("It", {"prediction": "\ud800"}, "input", "prediction"),
-        ([1] * 201, SAMPLING, "length", "201 tokens, the context is 200"),
+        ([1] * 201, SAMPLING, "length", "201 tokens, but the context length is 200"),
     ):
         if len(prompt) > 200:
             monkeypatch.setattr(InputProcessor, "encode_prompt", None)
