@@ -44,7 +44,8 @@ class DraftSequences:
         """
         if self.model.encoder_decoder and sources is None:
             raise RefusedError(
-                "an encoder-decoder cannot draft for a decoder-only target; give a decoder-only draft"
+                "an encoder-decoder cannot draft for a decoder-only target; give a decoder-only "
+                "draft"
             )
         first, media = len(self.token_ids), self._find_media(len(prompts))
         if self.model.encoder_decoder or sources is None:
