@@ -288,7 +288,9 @@ def test_a_sound_of_which_the_end_would_be_dropped() -> None:
         return [{"role": "user", "content": [{"type": "audio", "audio": talk(seconds)}]}]
 
     assert process_media_chat(message(1.0), processor)["input_features"].shape == (1, 8, 80)
-    with pytest.raises(InputError, match="the audio lasts 3 s, and the model takes the first 1 s"):
+    with pytest.raises(
+        InputError, match="the audio lasts 3 s, but the model takes only the first 1 s"
+    ):
         process_media_chat(message(3.0), processor)
 
 

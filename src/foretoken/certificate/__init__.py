@@ -1,6 +1,6 @@
-"""The certificate that the output of a target with a draft has the target's distribution: its
-tests, and planted bugs that they must find.
+"""The certificate of a target and a draft: tests whether their output has the target's
+distribution, and planted bugs that these tests must find.
 
-It depends on no particular model, drafter or acceptance method: all run as in generation.
+The tests work with any model, drafter and acceptance method, which run as in generation.
 `tests/statistical/test_certificate.py` tests `certify` and `sampled_trial`.
 """

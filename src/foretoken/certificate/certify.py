@@ -35,14 +35,15 @@ from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.verifier import RULES_BY_NAME
 from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 
-FALSE_ALARM_PROBABILITY = 1e-4  # that the whole certificate of an exact pair fails
+FALSE_ALARM_PROBABILITY = 1e-4  # probability that an exact pair fails any of its tests
 DEFAULT_DISTRIBUTIONS = (SamplingParams(1.0), SamplingParams(1.0, top_k=20))
 MAX_SAMPLED_PROMPTS = 8  # for sampled outputs; greedy outputs are compared for all prompts
 
 
 def choose_distributions(own: SamplingParams) -> Sequence[SamplingParams]:
-    """Return the distributions to certify for a user's sampling params: these, and temperature 1,
-    which shows bugs best. For greedy params, `DEFAULT_DISTRIBUTIONS`."""
+    """Return the sampling params to certify if a user gives `own`: temperature 1, which shows bugs
+    best, and `own`. If `own` is the greedy default, return `DEFAULT_DISTRIBUTIONS`. Raises
+    InputError for other greedy params."""
     if own == SamplingParams(0.0):
         return DEFAULT_DISTRIBUTIONS
     if own.greedy:
@@ -63,7 +64,7 @@ class CertificatePlan:
     num_samples: int = 192
     num_greedy_tokens: int = 48  # new tokens of a greedy output
     seed: int = 0
-    distributions: Sequence[SamplingParams] = DEFAULT_DISTRIBUTIONS
+    distributions: Sequence[SamplingParams] = DEFAULT_DISTRIBUTIONS  # sampling params to test
 
     def __post_init__(self) -> None:
         if not self.distributions:
@@ -72,7 +73,7 @@ class CertificatePlan:
             if distribution.greedy:
                 raise InputError(
                     f"temperature is {distribution.temperature} in one of distributions; give a "
-                    "higher one, greedy outputs are compared anyway"
+                    "higher one: greedy outputs are compared in any case"
                 )
         resolve_verifier(self.gamma, self.rule, lenience=1.0)
         make_keys(self.seed, [1])
@@ -96,12 +97,13 @@ class PlantedBug:
 
     name: str
     found: bool
-    p_value: float | None = None  # the lowest of the tests; None if no test looks for it
+    p_value: float | None = None  # lowest of the tests that look for it; None without such tests
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """All results. A test fails if its p-value is below `level`."""
+    """The results of all tests of a pair. A hypothesis test fails if its p-value is below
+    `level`."""
 
     prompts: int
     level: float
@@ -109,10 +111,10 @@ class Certificate:
     greedy_tokens: int  # compared with plain decoding
     differences: list[Difference]  # between greedy outputs
     tests: list[HypothesisTest]
-    guesses: int
-    certain: int  # of them, reported without a q
-    lies: list[str]  # draft tokens that were not sampled from the q reported
-    controls: list[PlantedBug]
+    guesses: int  # draft tokens
+    certain: int  # draft tokens that were reported without a q
+    lies: list[str]  # descriptions of draft tokens that were not sampled from the q reported
+    controls: list[PlantedBug]  # the certificate is void if one was not found
 
     @property
     def odds(self) -> str:
@@ -126,8 +128,8 @@ class Certificate:
         return f"catches: the smallest total variation distance {finds}"
 
     def to_json(self, **pair: Any) -> str:
-        """Return the verdict, facts about the pair and all results as JSON, with null for
-        infinity."""
+        """Return the verdict, a description of the pair (`pair`) and all results as JSON, with null
+        for infinity."""
         document = {"verdict": self.verdict, **pair, **asdict(self)}
         return to_json(document, inf_nan_mode="null").decode()
 
@@ -153,11 +155,14 @@ def certify(
     plan: CertificatePlan | None = None,
     track: Track = lambda numbers, what: numbers,
 ) -> Certificate:
-    """Test whether the output of `spec` has the target's distribution: greedy outputs, sampled
-    outputs, draft tokens, logits of blocks, planted bugs.
+    """Test whether the output of `spec` has the target's distribution. The tests cover greedy
+    outputs, sampled outputs, draft tokens and logits of blocks; planted bugs show that the tests
+    find bugs.
 
-    The models must be idle. Raises InputError if the pair cannot be certified or the models cannot
-    continue the prompts; KeyboardInterrupt if it is interrupted.
+    The models must be idle. track: called with the numbers of a test's runs and the test's name;
+    it returns an iterable of these numbers, which may display progress. Raises InputError if the
+    pair cannot be certified or the models cannot continue the prompts; KeyboardInterrupt if the
+    certificate is interrupted.
     """
     plan = plan or CertificatePlan()
     prompts = to_prompt_list(prompts)
@@ -206,8 +211,8 @@ class _Pair:
 
     @property
     def level(self) -> float:
-        """The level of each test, such that an exact pair fails any of them with
-        `FALSE_ALARM_PROBABILITY`."""
+        """The significance level of each test, such that an exact pair fails one or more of them
+        with a probability of `FALSE_ALARM_PROBABILITY`."""
         return FALSE_ALARM_PROBABILITY / (len(self.plan.distributions) * (len(self.prompts) + 7))
 
     def make_requests(self) -> list[Request]:
@@ -238,9 +243,9 @@ class _Pair:
     def compare_greedy(
         self, plain: list[list[int]], shapes: ShapeNoise
     ) -> tuple[int, list[Difference]]:
-        """Compare greedy outputs with draft tokens, at gamma 1 and the plan's gamma, with plain
-        ones. Return the number of tokens compared, and the first difference of each output that has
-        one."""
+        """Compare greedy outputs with draft tokens, for gamma 1 and the plan's gamma, with the
+        plain outputs. Return the number of compared tokens, and the first difference of each output
+        that differs."""
         requests, tokens, found = self.make_requests(), 0, list[Difference]()
         for gamma, rows in product(sorted({1, self.plan.gamma}), group_rows(len(requests))):
             for i, output in zip(rows, self._generate(rows, gamma), strict=True):
@@ -257,7 +262,8 @@ class _Pair:
         return SampledTrial(spec, self.prompts, params, *settings, self.track)
 
     def run_sampled_tests(self) -> tuple[list[HypothesisTest], DraftLog]:
-        """Return all tests of sampled outputs, by distribution, and the log of the draft tokens."""
+        """Run the tests of sampled outputs for each of the plan's distributions. Return the tests
+        and the log of the draft tokens."""
         drafter, tests = self.spec.drafter, list[HypothesisTest]()
         watched = WatchedDrafter(drafter, self.plan.seed)
         for params in self.plan.distributions:
@@ -271,7 +277,8 @@ class _Pair:
         return tests, watched.log
 
     def plant_wrong_model(self, plain: list[list[int]], shapes: ShapeNoise) -> Iterable[PlantedBug]:
-        """Plant logits of the position before, to be found in forward passes and greedy outputs."""
+        """Plant a bug in the target: logits of the position before. Yield whether forward passes
+        and greedy outputs show it."""
         target = OffByOneModel(self.spec.target)
         spec = replace(self.spec, target=target, drafter=self.spec.drafter.with_target(target))
         broken, name = replace(self, spec=spec), "block logits one position off"
@@ -280,7 +287,8 @@ class _Pair:
         yield PlantedBug(f"{name}: greedy output", any(each.verdict == "bug" for each in found))
 
     def plant_wrong_rule(self) -> PlantedBug:
-        """Plant next tokens from the wrong position, to be found in sampled outputs."""
+        """Plant a bug in the rule: next tokens from the wrong position. Return whether the tests of
+        sampled outputs find it."""
         drafter, rule = self.spec.drafter, self.plan.rule
         # "coupled" is not a rule to plant a bug in: block verification takes its place
         broken = break_rule(RULES_BY_NAME.get(rule, block) if isinstance(rule, str) else rule)
@@ -293,7 +301,8 @@ class _Pair:
         return self._find_bug("next token from the wrong position: sampled output", tests)
 
     def plant_wrong_draft_tokens(self) -> PlantedBug:
-        """Plant most probable tokens that are reported as sampled, to be found in draft tokens."""
+        """Plant a bug in the drafter: most probable tokens that are reported as sampled. Return
+        whether the tests of draft tokens find it."""
 
         def tests(num_samples: int) -> list[HypothesisTest]:
             watched = WatchedDrafter(ArgmaxDrafter(self.spec.drafter), self.plan.seed)
@@ -307,7 +316,8 @@ class _Pair:
         return self._find_bug("argmax reported as sampled from q: draft tokens", tests)
 
     def _find_bug(self, name: str, run_tests: Callable[[int], list[HypothesisTest]]) -> PlantedBug:
-        """Return whether tests find a bug in a quarter of the samples, else in all of them."""
+        """Run tests with a planted bug, on a quarter of the samples and, if they miss it, on all
+        samples. Return whether they found it."""
         min_p_value = 1.0
         for num_samples in (max(16, self.plan.num_samples // 4), self.plan.num_samples):
             if min_p_value >= self.level:

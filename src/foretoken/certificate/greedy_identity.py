@@ -1,5 +1,5 @@
-"""Tests that greedy outputs equal those of plain decoding, up to rounding, which they measure
-first."""
+"""Test whether greedy outputs with draft tokens equal those of plain decoding, except for rounding,
+which is measured first."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from foretoken.sampling.draw import Draw
 
 @dataclass(frozen=True, slots=True)
 class ReplayedPosition:
-    """The outputs that have a token at one position, and the distributions there."""
+    """One position of replayed outputs: the outputs that have a token there, these tokens, and the
+    distributions of target and drafter."""
 
     rows: list[int]  # indices of these outputs
     tokens: Tensor  # [n]
     p: Tensor  # [n, V]
-    q: Tensor  # [n, V]: of the drafter's first draft token there, 0 if it proposes none
+    q: Tensor  # [n, V]: of the draft token there; 0 if the drafter proposes none
 
 
 @torch.inference_mode()
@@ -36,8 +37,8 @@ def replay(
     outputs: Sequence[list[int]],
     params: SamplingParams,
 ) -> Iterator[ReplayedPosition]:
-    """Yield the distributions of target and drafter at every position of the outputs of these
-    requests, in one batch. Raises RefusedError if a model is in use."""
+    """Run target and drafter on given outputs of requests, in one batch, and yield their
+    distributions at every position. Raises RefusedError if a model is in use."""
     live = list(range(len(outputs)))
     chains = [build_chain(request, target.vocab_size) for request in requests]
     sources = _copy_sources(target, requests)
@@ -72,8 +73,9 @@ def replay(
 
 @torch.inference_mode()
 def score_token_by_token(target: Model, request: Request, output: list[int]) -> Tensor:
-    """Return the target's own logits for every token of a request's output, `[len(output), V]`:
-    one sequence alone, one token per forward pass. Raises RefusedError if the target is in use."""
+    """Return the target's logits, before controls, for every token of a request's output,
+    `[len(output), V]`: for the sequence alone, with one token per forward pass. Raises RefusedError
+    if the target is in use."""
     with hold_lease(target):
         target.start([request.prompt[:-1]], _copy_sources(target, [request]))
         return torch.cat(
@@ -84,7 +86,7 @@ def score_token_by_token(target: Model, request: Request, output: list[int]) -> 
 def _score_position(
     target: Model, requests: list[Request], outputs: list[list[int]], t: int
 ) -> Tensor:
-    """Return the target's own logits for token t of every output, `[B, V]`."""
+    """Return the target's logits, before controls, for token t of every output, `[B, V]`."""
     last = [
         [[request.prompt[-1], *output][t]]
         for request, output in zip(requests, outputs, strict=True)
@@ -93,7 +95,8 @@ def _score_position(
 
 
 def _get_first_q(draft: Draft, p: Tensor) -> Tensor:
-    """Return the distributions of the first draft tokens, `[n, V]`, with the dtype of p."""
+    """Return the distribution of each row's first draft token, `[n, V]`, with the dtype of p; 0 for
+    rows without one."""
     if not draft.tokens.shape[1]:
         return torch.zeros_like(p)
     drafted = (draft.lengths > 0).to(p)[:, None].cpu()
@@ -107,8 +110,9 @@ def _copy_sources(target: Model, requests: Sequence[Request]) -> list[list[int]]
     return [list(r.source or []) for r in requests] if target.encoder_decoder else None
 
 
-# Noise relative to the maximum of the logits above their mean. Rounding is well below these limits
-# (1.2e-6 for the default pair in float32), a wrong cache far above; the self-check refuses 1e-4
+# Limits of the noise, divided by the distance between the logits' maximum and mean. Rounding stays
+# well below them (1.2e-6 for the default pair in float32), and a wrong cache exceeds them by far.
+# The self-check has the same limit in float32
 NOISE_TOLERANCE = {
     "float64": 1e-9,
     "float32": 1e-4,
@@ -122,10 +126,11 @@ NONFINITE_NOISE = 1e30  # stands for NaN and infinity
 
 @dataclass(frozen=True, slots=True)
 class ShapeNoise:
-    """The differences between logits of blocks and of single tokens."""
+    """The differences between the logits of tokens scored in blocks and of the same tokens scored
+    one by one."""
 
     dtype: str  # of the target's arithmetic
-    positions: int
+    positions: int  # number of positions compared
     noise: float  # the largest difference of any logit
     variation: float  # the largest total variation distance at temperature 1
     allowed: float  # the largest noise that rounding explains
@@ -136,8 +141,8 @@ class ShapeNoise:
 
 
 def group_rows(count: int) -> list[list[int]]:
-    """Return the batches to run, as lists of sequences: all together, then every second one alone,
-    because models may compute a single sequence differently."""
+    """Return the batches to run, as lists of sequence indices: all together, then every second one
+    alone, because models may compute a single sequence differently."""
     alone = [[row] for row in range(0, count, 2)] if count > 1 else []
     return [list(range(count)), *alone]
 
@@ -146,9 +151,10 @@ def group_rows(count: int) -> list[list[int]]:
 def measure_shape_noise(
     target: Model, requests: Sequence[Request], outputs: Sequence[list[int]], width: int
 ) -> ShapeNoise:
-    """Score blocks of up to `width` tokens of the outputs of these requests, in one batch and
-    alone, with some tokens of each block wrong and rolled back, and compare the logits with those
-    of single tokens. Raises RefusedError if the target is in use."""
+    """Score outputs of requests in blocks of up to `width` tokens, and compare the logits with
+    those of scoring one token at a time. Some tokens of each block are made wrong and rolled back
+    afterwards. The sequences run in one batch and alone. Raises RefusedError if the target is in
+    use."""
     alone = [
         score_token_by_token(target, request, output)
         for request, output in zip(requests, outputs, strict=True)
@@ -175,8 +181,8 @@ def measure_shape_noise(
 def _score_blocks(
     target: Model, requests: Sequence[Request], outputs: Sequence[list[int]], width: int
 ) -> Iterator[tuple[int, int, Tensor]]:
-    """Yield row, position and logits `[V]` at every position of the outputs that a block reaches
-    with only correct tokens before it."""
+    """Score the outputs in blocks, with some wrong tokens. Yield (row, position, logits `[V]`) for
+    every position with only correct tokens before it; these cover the outputs."""
     live, scored = [row for row, output in enumerate(outputs) if output], [0] * len(outputs)
     sources = [list(requests[row].source or []) for row in live]
     prompts = [requests[row].prompt[:-1] for row in live]
@@ -214,7 +220,8 @@ def _make_block(
     return [[request.prompt[-1], *output][scored], *draft_tokens[:num_correct], *wrong]
 
 
-# times the measured noise: both logits move, and more forward passes would show more noise
+# Gaps up to this many times the measured noise count as rounding: both logits have noise, and more
+# forward passes would have shown more of it
 NOISE_MARGIN = 4
 
 
@@ -224,7 +231,7 @@ class Difference:
 
     prompt: int
     gamma: int
-    place: int  # index of the new token
+    place: int  # index of the token in the output
     plain: int | None  # the token there; None if the output had ended
     speculative: int | None
     gap: float | None  # between the logits of the two tokens, scored token by token
@@ -239,7 +246,8 @@ def find_first_difference(
     shapes: ShapeNoise,
     prompt_and_gamma: tuple[int, int],
 ) -> Difference | None:
-    """Return the first difference between two greedy outputs, or None if they are equal."""
+    """Return the first difference between two greedy outputs of a request, and whether rounding
+    explains it; None if they are equal. prompt_and_gamma: the first two fields of the result."""
     pairs = enumerate(zip(plain, speculative, strict=False))
     position = next((i for i, (a, b) in pairs if a != b), min(len(plain), len(speculative)))
     if position == len(plain) == len(speculative):

@@ -16,8 +16,8 @@ from foretoken.sampling.draw import Draw
 
 
 class NextPositionOutcome(Outcome):
-    """An outcome whose next token has the distribution one position too late, after a draft token
-    that was not accepted."""
+    """An outcome with a bug: the next token has the distribution of one position too late, after a
+    draft token that was not accepted."""
 
     def compute_next_distribution(self, n: Tensor) -> Tensor:
         rows = torch.arange(len(n), device=n.device)
@@ -25,7 +25,7 @@ class NextPositionOutcome(Outcome):
 
 
 def break_rule(rule: Rule) -> Rule:
-    """Return `rule` with next tokens from the wrong position."""
+    """Return `rule` with a bug: the next token has the distribution of a wrong position."""
 
     def broken(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
         o = rule(p, q, x, lengths)
@@ -35,7 +35,8 @@ def break_rule(rule: Rule) -> Rule:
 
 
 class ArgmaxDrafter(Drafter):
-    """A Drafter that proposes its most probable tokens and reports them as sampled from q."""
+    """A Drafter with a bug: it proposes its most probable tokens, and reports them as sampled from
+    q."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.holds = drafter, (drafter,)
@@ -47,9 +48,10 @@ class ArgmaxDrafter(Drafter):
 
 
 class OffByOneModel(Model):
-    """A Model whose logits within a block are those of the position before.
+    """A Model with a bug: its logits within a block are those of the position before.
 
-    A drafter that uses the target's hidden states must use this model's (`Drafter.with_target`).
+    A drafter that uses the target's hidden states must get them from this model
+    (`Drafter.with_target`).
     """
 
     def __init__(self, model: Model) -> None:

@@ -29,13 +29,15 @@ from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 
 TokenTuple = tuple[int, ...]
 Track = Callable[[Sequence[int], str], Iterable[int]]
-UNBATCHED_STRIDE = 11  # one output in this many runs alone; prime, so that every prompt has some
+# Every 11th output is generated alone; a prime number, so that every prompt has such outputs
+UNBATCHED_STRIDE = 11
 PLAIN_RULE = "speculative"  # plain decoding must not use the rule that is certified
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTrial:
-    """A trial with `num_samples` outputs of `num_new_tokens` new tokens for every prompt."""
+    """A trial, which generates `num_samples` outputs of `num_new_tokens` new tokens for every
+    prompt."""
 
     spec: Speculator
     prompts: Sequence[Prompt]
@@ -59,8 +61,9 @@ class SampledTrial:
         return ", ".join(parts)
 
     def generate_batches(self) -> Iterator[tuple[list[Prompt], list[list[int]]]]:
-        """Yield prompts and the output of each, batch by batch, the prompts in turn. Some outputs
-        with draft tokens are generated alone: models may compute a single sequence differently."""
+        """Yield batches of prompts with one output for each; the prompts take turns. Some outputs
+        with draft tokens are generated alone, because models may compute a single sequence
+        differently."""
         count, params = len(self.prompts), replace(self.params, max_new_tokens=self.num_new_tokens)
         last = self.num_samples * count
         for first in self.track(range(0, last, MAX_BATCH_SIZE), f"{self.name}: {self.label}"):
@@ -80,7 +83,7 @@ class SampledTrial:
             yield [self.prompts[k % count] for k in batch], [outputs[k] for k in batch]
 
     def group_by_prompt(self, outputs: Sequence[list[int]]) -> list[list[TokenTuple]]:
-        """Return all outputs of the batches by prompt."""
+        """Return the outputs of all batches, one list for each prompt."""
         return [[*map(tuple, outputs[i :: len(self.prompts)])] for i in range(len(self.prompts))]
 
 
@@ -88,10 +91,10 @@ def run_target_tests(
     trial: SampledTrial, drafter: Drafter, level: float
 ) -> tuple[list[HypothesisTest], list[list[TokenTuple]]]:
     """Test whether sampled tokens have the target's distribution. Return the tests, and the outputs
-    by prompt. drafter: the one without planted bugs, for the replay."""
+    by prompt. drafter: the drafter without planted bugs, which the replay asks for q."""
     spec, all_outputs = trial.spec, list[list[int]]()
     ranked, by_id = list[Tensor](), list[Tensor]()  # by_id: one tensor for each output
-    hits, chances = list[Tensor](), list[Tensor]()  # tokens with q > p; of such a token under p
+    hits, chances = list[Tensor](), list[Tensor]()  # per token: q > p there; P(q > p) under p
     noise = torch.Generator().manual_seed(trial.seed + 1)
     for prompts, outputs in trial.generate_batches():
         sampling = replace(trial.params, max_new_tokens=trial.num_new_tokens)
@@ -120,8 +123,8 @@ def run_target_tests(
 
 
 class PrefixCells:
-    """Cells for a chi-square test: each output is in the cell of its longest frequent prefix. The
-    empty prefix is always a cell."""
+    """Cells for a chi-square test: each output is in the cell of its longest frequent prefix, which
+    at least `share` of the outputs in `sample` have. The empty prefix is always a cell."""
 
     def __init__(self, sample: Iterable[TokenTuple], share: float = 0.04) -> None:
         outputs = list(sample)
@@ -144,8 +147,8 @@ class PrefixCells:
 def run_plain_tests(
     trial: SampledTrial, samples_by_prompt: list[list[TokenTuple]], level: float
 ) -> list[HypothesisTest]:
-    """Test whether the outputs, by prompt, have the same distribution as plain ones, as many of
-    each. Another plain sample determines the cells."""
+    """Test whether outputs have the same distribution as plain ones, of which it generates the same
+    number. A second plain sample determines the cells. samples_by_prompt: the outputs to test."""
     plain = replace(trial, gamma=0, rule=PLAIN_RULE, label="plain")
     samples = [
         trial.group_by_prompt(

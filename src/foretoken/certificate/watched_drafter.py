@@ -22,12 +22,12 @@ from foretoken.sampling.params import SamplingParams
 
 @dataclass(slots=True)
 class DraftLog:
-    """A record of a drafter's draft tokens."""
+    """A log of a drafter's draft tokens."""
 
     num_draft_tokens: int = 0
-    num_certain: int = 0  # of them, without a q
-    uniforms: list[TokenUniforms] = field(default_factory=list[TokenUniforms])  # of those with a q
-    lies: list[str] = field(default_factory=list[str])  # draft tokens not sampled from their q
+    num_certain: int = 0  # draft tokens without a q
+    uniforms: list[TokenUniforms] = field(default_factory=list[TokenUniforms])  # of tokens with a q
+    lies: list[str] = field(default_factory=list[str])  # tokens not sampled from the q reported
 
 
 class WatchedDrafter(Drafter):
@@ -77,13 +77,13 @@ class WatchedDrafter(Drafter):
             own, reported = distribution[b].cpu().double(), q[i].cpu().double()
             drawn = int(ids[b])
             same = token == drawn
-            # over a draft's own ids: compare the sorted probabilities, as `uniforms` test the ids
+            # a draft with ids of its own: compare sorted probabilities; `uniforms` test the ids
             if len(own) < len(reported):
                 same = bool(reported[token] == own[drawn])
                 own = functional.pad(own, (0, len(reported) - len(own))).sort().values
                 reported = reported.sort().values
             if not same:
-                self.log.lies.append(f"draft token {token} was not sampled: {drawn} was")
+                self.log.lies.append(f"draft token {token} was proposed, but {drawn} was sampled")
             elif distance := float((own - reported).abs().sum() / 2):
                 self.log.lies.append(
                     f"draft token {token} was sampled from another distribution than the q "
@@ -95,8 +95,8 @@ class WatchedDrafter(Drafter):
             earlier = self._certain.setdefault((*self._sequences[b], *draft_tokens[:i]), token)
             if earlier != token:
                 self.log.lies.append(
-                    f"draft tokens {earlier} and {token} after the same tokens, both reported as "
-                    "certain"
+                    f"draft tokens {earlier} and {token} were both reported as certain after the "
+                    "same tokens"
                 )
 
     def commit(self, tokens: list[list[int]]) -> None:
@@ -138,8 +138,8 @@ class RecordingDraw:
 def run_draft_token_tests(
     name: str, draft_tokens: list[TokenUniforms], level: float
 ) -> list[HypothesisTest]:
-    """Test whether draft tokens have the distribution q that was reported. Return no tests if all
-    were certain."""
+    """Test whether draft tokens have the distribution q that was reported with them. Return no
+    tests if none has a q."""
     if not draft_tokens:
         return []
     ranked = torch.cat([u.ranked for u in draft_tokens])

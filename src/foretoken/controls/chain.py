@@ -1,8 +1,8 @@
 """All controls of one sequence, in transformers' order. Drafting, verification, the next token and
 plain decoding share them.
 
-They are exact because they change the scores of each position by all tokens before it, draft tokens
-included, for p and for q.
+Speculative decoding stays exact with controls, because the same controls apply to p and to q, and
+at each position they depend on all tokens before it, draft tokens included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from foretoken.errors import ControlError
 from foretoken.request import Request
 from foretoken.sampling.params import SamplingParams
 
-MAX_SCORE = 1e30  # divided by the lowest temperature that is not greedy, it is finite in float32
+MAX_SCORE = 1e30  # still finite in float32 after division by the lowest non-greedy temperature
 Control = Callable[[Tensor, TokenHistory], Tensor]  # scores [V], which it may change -> scores [V]
 
 
@@ -38,8 +38,9 @@ class Matcher(Rewindable, Protocol):
 
 
 class Chain:
-    """The controls of one sequence. Draft tokens are pushed to them before a later position is
-    shaped, and popped when other draft tokens replace them. Committed tokens stay."""
+    """The controls of one sequence, with their state. Before the scores after some draft tokens are
+    computed, these tokens are pushed to the controls; they are popped when other draft tokens
+    replace them. Committed tokens are never popped."""
 
     def __init__(self, controls: list[tuple[str, Control]], context: _ControlContext) -> None:
         self.controls, self.history, self.V = (
@@ -57,7 +58,7 @@ class Chain:
         """Return the scores `[V]` after the committed tokens and `draft_tokens`, from the model's
         logits there, which it does not change.
 
-        Raises ControlError, which names the control, if one allows no token or fails.
+        Raises a ControlError that names the control if a control allows no token or fails.
         """
         self._seek(draft_tokens)
         scores = logits.clone()
@@ -76,12 +77,13 @@ class Chain:
         return self._matcher.find_forced_tokens()
 
     def commit(self, tokens: list[int]) -> None:
-        """Append committed tokens."""
+        """Update the controls for committed tokens, which follow those committed before."""
         self._seek(tokens)
         self._draft_tokens = []
 
     def _seek(self, draft_tokens: list[int]) -> None:
-        """Pop and push tokens until the controls are after `draft_tokens`."""
+        """Pop and push tokens until the state of the controls is that after the committed tokens
+        and `draft_tokens`."""
         common = 0
         while (
             common < min(len(draft_tokens), len(self._draft_tokens))
@@ -97,8 +99,8 @@ class Chain:
         self._draft_tokens = list(draft_tokens)
 
     def _blame(self, logits: Tensor) -> ControlError:
-        """Return the error of the first control after which no score is finite or one is NaN or
-        infinite."""
+        """Return an error that names the first control after which the highest score is not finite:
+        all scores are -inf, or one is NaN or +inf."""
         scores = logits.clone()
         for name, control in self.controls:
             scores = control(scores, self.history)
@@ -126,7 +128,7 @@ class _ControlContext:
 
     @property
     def source_ids(self) -> list[int]:
-        """The ids for controls of the encoder's input: without an encoder, the prompt."""
+        """The ids that controls of the encoder's input apply to; without an encoder, the prompt."""
         return self.request.source or self.request.prompt
 
     @property
@@ -137,10 +139,11 @@ class _ControlContext:
 def build_chain(
     request: Request, V: int, number: int = 0, matcher: Matcher | None = None
 ) -> Chain | None:
-    """Return the controls of a request; None if it has none, which costs no time.
+    """Return the controls of a request, or None if it has none.
 
-    V: the size of the target's output layer; number: the sequence's index in its call, an argument
-    of transformers' prefix constraints; matcher: of the grammar that the output must match.
+    V: size of the target's output layer; number: index of the sequence in its call, which
+    transformers' prefix constraints take as an argument; matcher: state of the grammar that the
+    output must match.
     """
     context = _ControlContext(request, V, number, matcher)
     ordered = (_iter_biases_and_penalties, _iter_bans, _iter_end_controls, _iter_custom_controls)

@@ -1,9 +1,9 @@
 """Custom logits processors and stopping criteria, called as in transformers, for one sequence at a
 time; and checks of a request's controls against the model and its tokenizer.
 
-They must be functions of a sequence's ids. One that stores state from call to call would be wrong
-after rejected draft tokens, and there is no batch index to give. Classes of transformers that need
-either are adapted or refused by name.
+Processors and criteria must be functions of a sequence's ids (and scores): state that they store
+from call to call would be wrong after rejected draft tokens, and they get no index in a batch.
+Classes of transformers that need such state or an index are adapted, or refused by name.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REFUSED_CLASSES = {
 
 @dataclass(frozen=True, slots=True)
 class CustomProcessor:
-    """A user's processor: `processor(ids [1, n], scores [1, V]) -> [1, V]`."""
+    """A user's logits processor as a control: `processor(ids [1, n], scores [1, V]) -> [1, V]`."""
 
     processor: Callable[[Tensor, Tensor], Tensor]
 
@@ -58,21 +58,23 @@ class CustomProcessor:
         if not isinstance(changed, Tensor) or changed.shape != (1, len(scores)):
             shape = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
             raise ControlError(
-                f"processor {name} returned {shape}; it must return (1, {len(scores)})"
+                f"processor {name} returned {shape}; it must return a tensor of shape "
+                f"(1, {len(scores)})"
             )
         return changed[0].to(scores)
 
 
 class CustomStoppingCriterion:
-    """A user's stopping criterion: `criterion(ids [1, n], scores) -> [1]` or a bool. `scores` is
-    None unless the owner sets another value."""
+    """A user's stopping criterion: `criterion(ids [1, n], scores) -> [1]` or a bool. It is called
+    with the attribute `scores`, which is None by default."""
 
     def __init__(self, criterion: Callable[[Tensor, Any], Any], prompt: list[int]) -> None:
         self.criterion, self.tokens = criterion, list(prompt)
         self.scores: Any = None
 
     def append_token(self, token: int) -> str | None:
-        """Return the criterion's name if it ends the sequence with this token, else None."""
+        """Append a token; return the criterion's name if it ends the sequence with this token, else
+        None."""
         self.tokens.append(token)
         name = type(self.criterion).__name__
         try:
@@ -86,7 +88,7 @@ class CustomStoppingCriterion:
         return name if over else None
 
     def close(self) -> None:
-        """Do nothing: no token is pending."""
+        """Do nothing: unlike a detokenizer, a criterion holds no token back."""
 
 
 def flatten(objects: Iterable[Any]) -> list[Any]:
@@ -102,25 +104,24 @@ def require_supported(objects: Iterable[Any]) -> None:
         name = next((c.__name__ for c in type(each).__mro__ if c.__name__ in REFUSED_CLASSES), None)
         if name is not None:
             raise RefusedError(
-                f"{name} {REFUSED_CLASSES[name]}, which is not possible for a single sequence; "
-                "leave it out"
+                f"{name} is not supported, because it {REFUSED_CLASSES[name]}; leave it out"
             )
 
 
 def wrap_processors(objects: Iterable[Any], number: int) -> list[CustomProcessor]:
-    """Return processors as controls of a sequence. number: its index in the call, an argument of
-    some processors."""
+    """Return a user's processors as controls of one sequence. number: index of the sequence in its
+    call, which some processors take as an argument."""
     return [CustomProcessor(_adapt(each, number)) for each in flatten(objects)]
 
 
 def wrap_criteria(objects: Iterable[Any], prompt: list[int]) -> list[CustomStoppingCriterion]:
-    """Return stopping criteria as stop conditions of a sequence."""
+    """Return a user's stopping criteria as stop conditions of the sequence with this prompt."""
     return [CustomStoppingCriterion(each, prompt) for each in flatten(objects)]
 
 
 def _adapt(processor: Any, number: int) -> Any:
-    """Return the processor. A prefix constraint gets `number` as its batch index, which would be 0
-    in each call, because there is one sequence in each."""
+    """Return the processor. A prefix constraint is replaced by one that gets `number` as its batch
+    index; transformers' own would always get 0, because each call has one sequence."""
     if type(processor).__name__ != PREFIX_PROCESSOR:
         return processor
     allowed = processor._prefix_allowed_tokens_fn
@@ -140,12 +141,12 @@ def require_supported_params(params: SamplingParams, target: Model, has_tokenize
         count = getattr(params, name)
         if count is not None and count > V:
             raise InputError(
-                f"{name} is {format_value(count)}, but there are {V} tokens; give at most that"
+                f"{name} is {format_value(count)}, but there are {V} tokens; give at most {V}"
             ).with_option(name)
     if params.prompt_logprobs is not None and target.encoder_decoder:
         raise RefusedError(
-            "prompt_logprobs: the prompt is the encoder's input, without probabilities; leave it "
-            "out"
+            "prompt_logprobs does not work for an encoder-decoder: it computes no probabilities of "
+            "its prompt, the encoder's input; leave prompt_logprobs out"
         ).with_option("prompt_logprobs")
     for name in ("stop_strings", "structured"):
         if getattr(params, name) and not has_tokenizer:

@@ -1,10 +1,10 @@
-"""Structured output: the tokens that continue a match of a JSON schema, regex, Lark grammar or
-choice.
+"""Structured output: allow only the tokens that continue a match of a JSON schema, regex, Lark
+grammar or choice.
 
-llguidance (the extra `grammar`) compiles grammars and computes these tokens. This module adds
-several EOS ids (llguidance has one), and rollback from any state, also after tokens that are not
-allowed. All tokenizations of a matching text are allowed. Tokens are decoded as after other tokens,
-because SentencePiece's decoders drop a space at the beginning.
+llguidance (the extra `grammar`) compiles grammars and computes the allowed tokens. This module adds
+support for several EOS ids (llguidance supports one), and rollback from any state, even after
+tokens that are not allowed. Every tokenization of a matching text is allowed. Tokens are decoded as
+if other tokens preceded them, because SentencePiece's decoders drop a space at the beginning.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ JSON_SEPARATORS = {
 NO_FORCING = '%llguidance {"no_forcing": true}'
 MAX_CACHED_GRAMMARS = 32  # compiled, per vocabulary
 MAX_CACHED_VOCABULARIES = 16  # per tokenizer: one for each set of EOS ids
-MAX_CHECKED_TOKENS = 256  # whose decoding by llguidance and the tokenizer is compared
+MAX_CHECKED_TOKENS = 256  # tokens for which llguidance's and the tokenizer's decoding is compared
 
 
 class GrammarVocabulary:
-    """A tokenizer for llguidance, with V ids, of which `eos` end an output.
+    """The vocabulary that grammars are compiled for: a tokenizer's tokens with ids below V, and the
+    ids that end an output, `eos`.
 
-    llguidance's tokenizer takes a second to build and has one EOS token. The vocabularies of a
-    tokenizer share the one with the lowest id of `model_eos`."""
+    It contains llguidance's tokenizer, which takes a second to build and has a single EOS token.
+    The vocabularies of one tokenizer share it; its EOS token is the lowest id of `model_eos`.
+    """
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class GrammarVocabulary:
             )
         end = min((id for id in model_eos if id < min(V, len(tokenizer))), default=self.eos_ids[0])
         self.lexicon = lexicons.get((end, len(tokenizer)), _build_lexicon, tokenizer, end)
-        self.forbidden_ids = [] if end in self.eos_ids else [end]  # EOS only for llguidance
+        self.forbidden_ids = [] if end in self.eos_ids else [end]  # EOS for llguidance only
         self._grammars: SharedCache[CompiledGrammar] = SharedCache(MAX_CACHED_GRAMMARS)
 
     def compile_grammar(self, structured: Structured) -> CompiledGrammar:
@@ -83,7 +85,7 @@ def get_vocabulary(
     model_eos: frozenset[int] = frozenset(),
 ) -> GrammarVocabulary:
     """Return the vocabulary of a fast tokenizer, cached as long as the tokenizer exists. V: the
-    size of the output layer; eos: the request's EOS ids; model_eos: those of the model's config.
+    size of the output layer; eos: the request's EOS ids; model_eos: EOS ids of the model's config.
     Raises InputError if llguidance is missing or does not support the tokenizer."""
     if tokenizer is None or not getattr(tokenizer, "is_fast", False):
         raise InputError(
@@ -104,7 +106,7 @@ _VOCABULARIES: WeakKeyDictionary[PreTrainedTokenizerBase, _VocabularyCaches] = W
 
 
 class CompiledGrammar:
-    """A grammar compiled for a vocabulary. Every sequence has its own matcher of it."""
+    """A grammar compiled for a vocabulary. `make_matcher` creates the matcher of one sequence."""
 
     def __init__(self, vocabulary: GrammarVocabulary, kind: str, compiled: LLMatcher) -> None:
         self.vocabulary = vocabulary
@@ -113,11 +115,11 @@ class CompiledGrammar:
         self._require_match()
 
     def make_matcher(self) -> GrammarMatcher:
-        """Return a matcher before its first token."""
+        """Return a new matcher in the state before the first token of an output."""
         return GrammarMatcher(self)
 
     def copy_matcher(self, tokens: list[int]) -> LLMatcher:
-        """Return llguidance's matcher after `tokens`, which must be allowed."""
+        """Return a new llguidance matcher in the state after `tokens`, which must be allowed."""
         state = self._compiled.deep_copy()
         state.consume_tokens(tokens)
         return state
@@ -135,9 +137,9 @@ class CompiledGrammar:
 class GrammarMatcher:
     """The state of a grammar after the tokens of one sequence.
 
-    It is live at first; *ended* after an EOS token if the output may end there; *dead* after a
-    token that the grammar does not allow, and after any token that follows an end. `pop` undoes
-    each of these.
+    A matcher is live at first. It is *ended* after an EOS token if the output may end there; *dead*
+    after a token that the grammar does not allow, or any token that follows the end. `pop` returns
+    it to the state before.
     """
 
     def __init__(self, grammar: CompiledGrammar) -> None:
@@ -145,7 +147,7 @@ class GrammarMatcher:
         self._vocabulary = grammar.vocabulary
         self._state = grammar.copy_matcher([])
         self._tokens: list[int] = []  # consumed while live: no EOS, no token that is not allowed
-        self._num_tokens_after_end = 0  # tokens since it is not live
+        self._num_tokens_after_end = 0  # tokens pushed since it was live
         self._ended_by_eos = False  # whether the first of them was a valid EOS
         self._forced: list[int] | None = None  # cached result of `find_forced_tokens`
 
@@ -184,8 +186,8 @@ class GrammarMatcher:
             self._state = self._grammar.copy_matcher(self._tokens)
 
     def compute_mask(self) -> Tensor:
-        """Return a mask of the tokens that may come next, bool `[V]` on the CPU; all False unless
-        it is live."""
+        """Return a mask of the tokens that may come next, bool `[V]` on the CPU. All entries are
+        False unless the matcher is live."""
         V, ends = self._vocabulary.V, self._vocabulary.eos_ids
         if self._num_tokens_after_end:
             return torch.zeros(V, dtype=torch.bool)
@@ -196,8 +198,8 @@ class GrammarMatcher:
         return torch.from_numpy(mask)
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """Return `scores [V]`, on any device, with -inf for tokens that are not allowed; unchanged
-        after an end, because tokens there are cut off. Raises ControlError if no token is
+        """Return `scores [V]`, on any device, with -inf for tokens that are not allowed. After the
+        end they are unchanged, because tokens there are cut off. Raises ControlError if no token is
         allowed."""
         if self.ended:
             return scores
@@ -207,8 +209,9 @@ class GrammarMatcher:
         return torch.where(mask.to(scores.device), scores, -math.inf)
 
     def find_forced_tokens(self) -> list[int]:
-        """Return the tokenization of the text that must follow, if any. The tokens are draft
-        tokens: others may decode to the same text, and the last one may be longer."""
+        """Return a tokenization of the text that the grammar forces next; [] if it forces none.
+        These are only draft tokens: other tokens may decode to the same text, and the last token
+        may extend beyond it."""
         if self._forced is None:
             self._forced = [] if self._num_tokens_after_end else self._tokenize_forced_text()
         return list(self._forced)
@@ -247,8 +250,8 @@ def _build_lexicon(tokenizer: Any, end: int) -> LLTokenizer:
     llguidance = _import_llguidance()
     if end >= len(tokenizer):
         raise InputError(
-            f"structured output ends with an EOS token and this tokenizer has none of id {end}; "
-            "set eos_token_id in the model's generation config"
+            f"structured output ends with an EOS token, but this tokenizer has none of id {end}; "
+            "correct eos_token_id in the model's generation config"
         )
     try:
         lexicon = llguidance.LLTokenizer(serialize_tokenizer(tokenizer), eos_token=end)
@@ -273,8 +276,8 @@ def serialize_tokenizer(tokenizer: Any) -> str:
 
 
 def _convert_decoder(decoder: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return a tokenizer's decoder with Metaspace, which llguidance ignores, replaced by equivalent
-    parts, except at the beginning of a text."""
+    """Return a tokenizer's decoder without Metaspace, which llguidance ignores. Its replacement
+    decodes to the same text except at the beginning of a text."""
     parts: list[dict[str, Any]] = [decoder] if decoder else []
     if decoder and decoder["type"] == "Sequence":
         parts = decoder["decoders"]
@@ -290,8 +293,9 @@ def _convert_decoder(decoder: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _require_spelling(lexicon: LLTokenizer, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise InputError if llguidance and the tokenizer decode a token differently, for a sample of
-    tokens. Each follows a letter, as decoders may treat the beginning of a text differently."""
+    """Raise InputError if llguidance and the tokenizer decode one of a sample of tokens
+    differently. Each token is decoded after a letter, as decoders may treat the beginning of a text
+    differently."""
     ids = [id for id in range(lexicon.vocab_size) if not lexicon.is_special_token(id)]
     letter = next((id for id in ids if lexicon.decode_bytes([id]).isalnum()), None)
     if letter is None:
@@ -301,8 +305,8 @@ def _require_spelling(lexicon: LLTokenizer, tokenizer: PreTrainedTokenizerBase) 
         decoded = decode(tokenizer, [letter, token])
         if REPLACEMENT_CHARACTER not in spelled and spelled != decoded:
             raise InputError(
-                f"structured output does not support this tokenizer: its token {token} decodes to "
-                f"{decoded[1:]!r}, not {spelled[1:]!r}; leave structured out"
+                f"structured output does not support this tokenizer: it decodes token {token} to "
+                f"{decoded[1:]!r}, llguidance to {spelled[1:]!r}; leave structured out"
             )
 
 
@@ -315,7 +319,7 @@ def _compile_matcher(structured: Structured, lexicon: LLTokenizer) -> LLMatcher:
 
 
 def find_schema_problem(schema: Any) -> str | None:
-    """Return why a JSON schema is not supported, or None."""
+    """Return the reason why llguidance does not support a JSON schema; None if it does."""
     matcher = _import_llguidance().LLMatcher
     return (
         _clean_message(matcher.validate_grammar(to_llguidance(Structured("json_schema", schema))))
@@ -324,8 +328,8 @@ def find_schema_problem(schema: Any) -> str | None:
 
 
 def to_llguidance(structured: Structured) -> str:
-    """Return a grammar in llguidance's format. Raises InputError if it is not valid for its
-    kind."""
+    """Return a grammar in llguidance's JSON format. Raises InputError if its source is not a valid
+    JSON schema, regex or list of choices."""
     kind, text = structured
     try:
         return json.dumps({"grammars": _build_grammars(kind, text)})
@@ -334,8 +338,8 @@ def to_llguidance(structured: Structured) -> str:
 
 
 def _build_grammars(kind: str, text: str) -> list[dict[str, Any]]:
-    """Return the grammars for llguidance to compile; the first is the one to match, and refers to
-    the others. Raises ValueError if `text` is not valid for its kind."""
+    """Return the grammars for llguidance to compile. The output must match the first one, which may
+    refer to the others. Raises ValueError if `text` is not a valid grammar of this kind."""
     if kind == "json_schema":
         schema = rewrite_schema(json.loads(text), JSON_SEPARATORS)
         return [_build_lark("start: @schema"), {"name": "schema", "json_schema": schema}]
@@ -351,8 +355,8 @@ def _build_grammars(kind: str, text: str) -> list[dict[str, Any]]:
 
 
 def build_symbol(structured: Structured) -> str:
-    """Return a grammar as a symbol to use in another Lark grammar. Raises InputError if it is not
-    valid for its kind."""
+    """Return a grammar as a symbol to use in another Lark grammar. Raises InputError as
+    `to_llguidance` does."""
     kind, text = structured
     try:
         grammars = _build_grammars(kind, text)

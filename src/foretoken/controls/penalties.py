@@ -1,5 +1,5 @@
-"""Penalties, which change the scores of ids by the tokens before, and bans, which forbid ids or
-force one, by position or by the tokens before.
+"""Penalties change the scores of ids depending on the tokens before. Bans forbid ids, or force one
+id, depending on the position or the tokens before.
 
 A control is a function `control(scores, history) -> scores` of one position; it may change `scores
 [V]` in place. Tokens are pushed to and popped from the history one at a time, draft tokens too.
@@ -23,16 +23,16 @@ class Rewindable(Protocol):
     """State that follows a sequence token by token, and can be rolled back."""
 
     def push(self, token: int) -> None:
-        """Append a token."""
+        """Update the state for a token that is appended to the sequence."""
         ...
 
     def pop(self) -> None:
-        """Remove the last token."""
+        """Return to the state before the last token."""
         ...
 
 
 class GrowingArray:
-    """A growing array of integers, with a view at constant cost."""
+    """An array of integers that grows and shrinks at its end. `view` takes constant time."""
 
     def __init__(self, numbers: Collection[int] = ()) -> None:
         self._buffer, self._count = np.fromiter(numbers, np.int64, len(numbers)), len(numbers)
@@ -68,7 +68,8 @@ class TokenCounts:
         self.counts.view[index] += 1
 
     def pop(self, token: int) -> None:
-        """Remove `token`, the last one pushed. If it occurred once, its index is the last one."""
+        """Remove `token`, which must be the last one pushed. If it occurred only once, it is the
+        last of `ids`."""
         index = self._indices[token]
         self.counts.view[index] -= 1
         if not self.counts.view[index]:
@@ -78,8 +79,9 @@ class TokenCounts:
 
 
 class TokenHistory:
-    """The tokens of a sequence, of which the first `prompt` are the prompt, and counts of each id
-    in all tokens and in the new ones. Its cost per token does not grow with the length."""
+    """The tokens of a sequence (the first `prompt` of them are the prompt), and the number of times
+    that each id occurs in all tokens and in the new tokens. The cost per token does not grow with
+    the length."""
 
     def __init__(self, prompt: list[int]) -> None:
         self.tokens, self.prompt = list(prompt), len(prompt)
@@ -126,7 +128,7 @@ class SuppressTokens:
 
 
 class AllowTokens:
-    """Forbids all ids but these."""
+    """Forbids all ids except `ids`."""
 
     def __init__(self, ids: Ids, V: int) -> None:
         self.others = torch.ones(V, dtype=torch.bool)
@@ -151,8 +153,8 @@ class ForceTokens:
 
 
 class LimitThinking:
-    """Forces the closing ids after a number of thinking tokens, or as soon after as a grammar
-    allows them (not, for example, within a character)."""
+    """Forces the closing ids when the thinking budget is used up, or as soon after that as the
+    grammar allows them (it may not, for example, within a character)."""
 
     def __init__(self, budget: ThinkingBudget) -> None:
         self.budget = budget
@@ -196,8 +198,8 @@ class LimitThinking:
 
 
 class SequenceBias:
-    """Adds a bias to the score of an id that would complete a sequence of ids; -inf forbids to
-    complete it."""
+    """Adds a bias to the score of an id that would complete a sequence of ids; a bias of -inf
+    forbids that id."""
 
     def __init__(self, biases: dict[tuple[int, ...], float]) -> None:
         singles = {ids[0]: bias for ids, bias in biases.items() if len(ids) == 1}
@@ -325,8 +327,8 @@ class OccurrencePenalty:
 
 
 class ExponentialDecayPenalty:
-    """Raises the scores of the EOS ids after `start` new tokens, by `factor` to the power of the
-    number of tokens after that."""
+    """After `start` new tokens, raises each score s of the EOS ids by |s| (`factor`^k - 1), with k
+    the number of new tokens beyond `start`."""
 
     def __init__(self, start: int, factor: float, ends: list[int]) -> None:
         self.start, self.factor = start, factor
@@ -350,8 +352,8 @@ class ExponentialDecayPenalty:
 
 
 def scale_scores(scores: Tensor, ids: Tensor, penalty: float) -> Tensor:
-    """Divide the scores of these ids by the penalty, multiply negative ones by it, in place, and
-    return all scores."""
+    """Divide the positive scores of these ids by the penalty and multiply the negative ones by it,
+    in place. Return all scores."""
     if not len(ids):
         return scores
     if scores.is_cpu:  # NumPy needs a quarter of torch's time for few numbers

@@ -1,9 +1,9 @@
 """Acceptance methods: the rules that decide how many draft tokens are accepted (paper, section
 2.3).
 
-A rule is a pure function `rule(p, q, x, lengths) -> Outcome`. It returns the *distribution* of the
-verification: of n, the number of accepted draft tokens, and of the next token for a given n. The
-verifier samples both. So that enumeration can prove a rule lossless, it samples nothing itself.
+A rule is a pure function `rule(p, q, x, lengths) -> Outcome`. It samples nothing, but returns two
+distributions: that of n, the number of accepted draft tokens, and that of the next token given n.
+The verifier samples from both. A test can therefore prove a rule lossless by enumeration.
 
 Shapes: p [B, G+1, V], q [B, G, V] or None (certain draft tokens), x [B, G], lengths [B] (draft
 tokens per row). Entries past a row's length are padding and have no influence.
@@ -20,8 +20,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The distribution of a verification: of n, the number of draft tokens accepted, and of the
-    next token given n."""
+    """The result of a rule: the distribution of n, the number of accepted draft tokens, and the
+    distribution of the next token given n."""
 
     survival: Tensor  # [B, G], float64: P(n > i) in column i, never increasing with i
     p: Tensor
@@ -38,8 +38,8 @@ class Outcome:
         return at_least[:, :-1] - at_least[:, 1:]
 
     def n(self, uniforms: Tensor) -> Tensor:
-        """Return n, `[B]`, sampled by one number u in [0, 1) per row: the draft tokens with
-        u < P(n > i), so none of probability 0."""
+        """Sample n, `[B]`, with one uniform number u in [0, 1) per row: the number of draft tokens
+        i with u < P(n > i). A draft token with acceptance probability 0 is never accepted."""
         return (uniforms[:, None] < self.survival).sum(1)
 
     def compute_next_distribution(self, n: Tensor) -> Tensor:
@@ -65,8 +65,8 @@ Rule = Callable[[Tensor, Tensor | None, Tensor, Tensor], Outcome]
 
 
 def verify_without_draft(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
-    """Return the outcome without draft tokens, the same for all rules, in few operations: the next
-    token has distribution p."""
+    """Return the outcome for blocks without draft tokens, in few operations. It is the same for all
+    rules: the next token has distribution p."""
     one = torch.ones(len(x), 1, dtype=torch.float64, device=x.device)
     return Outcome(one[:, :0], p, q, x, lengths, one)
 
@@ -106,8 +106,8 @@ def block(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
 
 
 def _stop_probabilities(p: Tensor, q: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
-    """Return h_i = S_i / (S_i + 1 - a_i) for i = 1..G, `[B, G]`; S_i is the mass of (a_i p - q)+ at
-    the next draft token."""
+    """Return h_i = S_i / (S_i + 1 - a_i) of block verification for i = 1..G, `[B, G]`; S_i is the
+    mass of (a_i p - q)+ at the next draft token."""
     G = x.shape[1]
     if not G:
         return weight[:, 1:]
@@ -134,13 +134,13 @@ def _pick_rows(distributions: Tensor, rows: Tensor, i: Tensor) -> Tensor:
 
 def count_greedy(best: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
     """Return n at temperature 0, the same for all rules: the number of leading draft tokens that
-    equal `best [B, G+1]`."""
+    equal the argmax ids `best [B, G+1]`."""
     return count_leading(best[:, : x.shape[1]] == x, lengths)
 
 
 def count_leading(accepted: Tensor, lengths: Tensor) -> Tensor:
-    """Return n, `[B]`: the number of draft tokens before the first that `accepted [B, G]`
-    rejects."""
+    """Return n, `[B]`: the number of draft tokens before the first one that is False in `accepted
+    [B, G]`."""
     return (accepted & find_drafted(accepted, lengths)).long().cumprod(1).sum(1)
 
 

@@ -28,7 +28,7 @@ class Structured(NamedTuple):
     """A grammar that the output must match."""
 
     kind: Grammar
-    grammar: str  # a choice's strings as a JSON list
+    grammar: str  # its source; for a choice, the strings as a JSON list
 
 
 Check = Callable[[str, Any], Any]
@@ -38,8 +38,8 @@ MAX_ID_DIGITS = 18  # fits an int64 tensor; `int` refuses more than 4,300 digits
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """A check for finite numbers within bounds; returns a float. `remedy`: the values to give, for
-    the error message."""
+    """A check that a value is a finite number within bounds; it returns a float. `remedy` describes
+    the valid values in the error message."""
 
     remedy: str
     ge: float = -math.inf
@@ -64,7 +64,8 @@ class Number:
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """A check for whole numbers within bounds; returns an int. `remedy`: as in `Number`."""
+    """A check that a value is a whole number within bounds; it returns an int. `remedy`: as in
+    `Number`."""
 
     remedy: str
     ge: int
@@ -88,7 +89,8 @@ SEED = Count(ge=0, le=2**63 - 1, remedy="a whole number in [0, 2**63)")
 
 @dataclass(frozen=True)
 class Choice:
-    """A check for one of several strings. `remedy`: as in `Number`; by default it lists them."""
+    """A check that a value is one of several strings. `remedy`: as in `Number`; by default the
+    message lists the strings."""
 
     values: tuple[str, ...]
     remedy: str = ""
@@ -101,8 +103,8 @@ class Choice:
 
 
 def as_given(name: str, value: Any) -> Any:
-    """Return any value unchanged: the code that uses it checks it, or a check of several options
-    together."""
+    """Return the value unchanged, for an option that is checked later: where it is used, or
+    together with other options."""
     return value
 
 
@@ -150,8 +152,8 @@ def as_sequences(name: str, value: Any) -> Sequences:
 
 
 def as_biases(name: str, value: Any) -> Biases:
-    """Return biases of token sequences, from a mapping or pairs. A single id is a sequence of one
-    token."""
+    """Return pairs of a token sequence and its bias, from a mapping or from pairs. A single id
+    becomes a sequence of one token."""
     remedy = "a mapping from ids to numbers"
     pairs = list(value.items()) if isinstance(value, Mapping) else _to_list(name, value, remedy)
     biases: dict[Ids, float] = {}
@@ -203,18 +205,21 @@ def as_decay(name: str, value: Any) -> tuple[int, float]:
         or not 0 < to_float(pair[1]) < math.inf
     ):
         raise InputError(
-            f"{name} is {format_value(value)}; give a start, 0 or more tokens, and a factor above 0"
+            f"{name} is {format_value(value)}; give (start, factor): 0 or more tokens, and a "
+            "number above 0"
         )
     return int(pair[0]), to_float(pair[1])
 
 
 def as_callables(name: str, value: Any) -> tuple[Any, ...]:
-    """Return callables, from one or a list. Lists are tested first, as transformers' processor
-    lists are callable themselves."""
+    """Return the callables in a value, which is a single callable or a list of them. A list that is
+    callable itself, such as transformers' processor lists, counts as a list."""
     objects = list(value) if isinstance(value, list | tuple) else [value]
     for each in cast(list[Any], objects):
         if isinstance(each, type) or not callable(each):
-            raise InputError(f"{name} holds {format_value(each)}; give objects that can be called")
+            raise InputError(
+                f"{name} holds {format_value(each)}; give functions or objects to call, not classes"
+            )
     return tuple(objects)
 
 
@@ -243,8 +248,8 @@ def as_structured(name: str, value: Any) -> Structured:
 
 
 class ThinkingBudget(NamedTuple):
-    """A limit of thinking tokens after `opening`, or after the prompt if `opening` is empty. At the
-    limit, `closing` is forced."""
+    """The maximum number of thinking tokens, counted from `opening`, or from the end of the prompt
+    if `opening` is empty. At the limit, the ids of `closing` are forced."""
 
     tokens: int
     opening: Ids

@@ -1,7 +1,8 @@
 """Acceptance methods that speculative sampling is compared with (paper, appendix A.2).
 
-Both preserve the target's distribution, as Algorithm 1 does, and accept no draft token with a
-higher probability. `theory.match_beta` and `theory.rejection_beta` compute these probabilities.
+Both preserve the target's distribution, as Algorithm 1 does, and accept each draft token with at
+most the probability with which Algorithm 1 accepts it. `theory.match_beta` and
+`theory.rejection_beta` compute their mean acceptance probabilities.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ def match(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
     """Token matching ("sample and match"): sample y from p at every position, accept draft tokens
     as long as they equal y, and continue with the first y that differs.
 
-    It accepts x with probability p(x): on average sum p q, against sum min(p, q) of Algorithm 1. It
-    equals Algorithm 1 for certain draft tokens (q = None): given y != x, y has distribution p
-    without x.
+    It accepts x with probability p(x), on average sum p q; Algorithm 1 accepts with sum min(p, q).
+    It is computed as Algorithm 1 for certain draft tokens (q = None), which is equivalent: given
+    y != x, y has distribution p without x.
     """
     return speculative(p, None, x, lengths)
 

@@ -1,4 +1,4 @@
-"""From logits to a distribution, and from a distribution to a token (paper, section 2.2).
+"""Turn logits into a distribution, and sample tokens from it (paper, section 2.2).
 
 Drafting, verification, the next token and plain decoding all use `probabilities`, and therefore the
 same distribution. All sampling by an inverted CDF uses `locate`, which turns one number in [0, 1)
@@ -41,8 +41,9 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def warp_logits(logits: Tensor, params: WarpingParams) -> Tensor:
-    """Return the scores whose softmax is the distribution, -inf for probability 0: temperature,
-    top-k, top-p, min-p, typical, epsilon and eta, in transformers' order. Not for temperature 0."""
+    """Return the scores whose softmax is the distribution, with -inf for probability 0.
+    Temperature, top-k, top-p, min-p, typical, epsilon and eta are applied in this order, as in
+    transformers. Temperature 0 is not supported."""
     scores = logits.to(get_working_dtype(logits.dtype))
     if params.temperature != 1:
         scores = scores / params.temperature
@@ -83,8 +84,9 @@ def argmax_ids(logits: Tensor) -> Tensor:
 
 
 def find_peaks(logits: Tensor, V: int | None = None) -> tuple[list[list[int]], list[list[float]]]:
-    """Return `argmax_ids` of `[B, n, V]` on the host, among the first V ids, and the logits there,
-    in one pass over the numbers. A logit is NaN or infinite exactly if its position is invalid."""
+    """Return the argmax ids of logits `[B, n, ..]` among the first V ids, and the logits of these
+    ids, as lists on the host. Such a logit is NaN or infinite exactly if the logits of its position
+    are invalid, so that no second pass over the logits is necessary to check them."""
     scores = as_array(logits)[..., :V]
     best = cast(list[list[int]], scores.argmax(-1).tolist())  # the first NaN, if there is one
     rows = zip(scores, best, strict=True)
@@ -92,7 +94,7 @@ def find_peaks(logits: Tensor, V: int | None = None) -> tuple[list[list[int]], l
 
 
 def as_array(tensor: Tensor) -> NDArray[Any]:
-    """Return a host tensor as an array, converted to float32 if NumPy lacks its dtype."""
+    """Return a CPU tensor as a NumPy array, in float64 if that is its dtype, else in float32."""
     return (tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()).numpy()
 
 
@@ -107,11 +109,12 @@ def compute_cdf(distributions: Tensor) -> Tensor:
 
 
 def sample(distributions: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -> Tensor:
-    """Return one id per row of `distributions [B, V]`, `[B]`, by inverting the CDF in float64 at
-    one number in [0, 1) per row.
+    """Sample one id per row of `distributions [B, V]`: invert the CDF in float64 at one number in
+    [0, 1) per row. Return the ids, `[B]`.
 
-    Rounding never returns an id of probability 0. Raises NumericsError for an invalid distribution.
-    cdf: the distributions' `compute_cdf`, which is most of the cost, if it is available.
+    An id of probability 0 is never returned, in spite of rounding. Raises NumericsError for an
+    invalid distribution. cdf: the result of `compute_cdf`, which is most of the cost, if the caller
+    has it.
     """
     ids, masses = locate(distributions, uniforms, cdf)
     require_mass(_to_floats(masses))
@@ -121,9 +124,9 @@ def sample(distributions: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -
 def locate(
     distributions: Tensor, uniforms: Tensor, cdf: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return ids like `sample`, and the mass of every row for `require_mass`, `[B]` each. It does
-    not check the masses, as that would make the host wait for the device: for an invalid
-    distribution, it may return any id."""
+    """Return ids as `sample` does, and the total probability of every row, `[B]` each. The caller
+    passes the latter to `require_mass`: a check here would make the host wait for the device. For
+    an invalid distribution, any id may be returned."""
     if cdf is None and tokens.can_compute(distributions):
         return tokens.draw(distributions, uniforms)
     if distributions.is_cpu:
@@ -139,15 +142,15 @@ def locate(
 def _locate_on_host(
     distributions: Tensor, uniforms: Tensor, cdf: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return what `locate` does, on the host, row by row: for small batches NumPy takes a tenth of
-    torch's time."""
+    """Do as `locate` for CPU tensors, one row at a time with NumPy, which takes a tenth of torch's
+    time for small batches."""
     rows, V = as_array(distributions), distributions.shape[-1]
     found: list[tuple[int, float]] = []
     for b, u in enumerate(cast(list[float], uniforms.tolist())):
         sums = rows[b].cumsum(dtype=np.float64) if cdf is None else cdf[b].numpy()
         total = float(sums[-1])
-        # At an id of probability 0 the sum does not grow, so "right" never finds it; at the end it
-        # would, so the mark stays below the total
+        # The sum does not grow at an id of probability 0, so "right" never finds such an id, except
+        # after the end of the sum: therefore the mark stays below the total
         mark = min(u * total, math.nextafter(total, 0.0))
         found.append((min(int(sums.searchsorted(mark, "right")), V - 1), total))
     ids, masses = zip(*found, strict=True) if found else ((), ())
@@ -155,8 +158,8 @@ def _locate_on_host(
 
 
 def find_possible(distributions: Tensor, ids: Tensor) -> Tensor:
-    """Return for each of `ids [B, 1]` the last id up to it with a probability above 0 in
-    `distributions [B, V]`, else the first such id after it."""
+    """Return, for each of `ids [B, 1]`, the id itself or the nearest lower one that has a
+    probability above 0 in `distributions [B, V]`; if there is none, the nearest higher one."""
     V = distributions.shape[-1]
     every = torch.arange(V, device=distributions.device)
     key = torch.where(every <= ids, every, -1 - every)  # the maximum is the id to return
@@ -165,7 +168,8 @@ def find_possible(distributions: Tensor, ids: Tensor) -> Tensor:
 
 
 def require_mass(masses: list[float]) -> None:
-    """Raise NumericsError if a distribution that was sampled from is invalid."""
+    """Raise NumericsError if one of the total probabilities is 0, infinite or NaN, which means that
+    a distribution that was sampled from is invalid."""
     if not all(0 < mass < math.inf for mass in masses):
         raise NumericsError(
             "a distribution to sample from has no mass or holds NaN; check the logits or q"
@@ -188,9 +192,9 @@ def require_finite(
     counts: list[int],
     places: Sequence[int] | None = None,
 ) -> None:
-    """Raise NumericsError as `require_valid_logits` does, from the largest logit of each position:
-    it is NaN or infinite exactly if the logits are invalid. places: rows in the batch, for the
-    message; None: 0, 1, ..."""
+    """Do as `require_valid_logits`, given the largest logit of each position in `tops`: it is NaN
+    or infinite exactly if the logits of the position are invalid. places: rows in the batch, for
+    the message; None: 0, 1, ..."""
     if all(map(math.isfinite, chain.from_iterable(tops))):
         return
     for b, (row, count) in enumerate(zip(places or range(len(counts)), counts, strict=True)):
@@ -211,9 +215,9 @@ def make_invalid_error(top: float, whose: str, position: int, row: int) -> Numer
 
 
 def mask_invalid(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `logits [..., V]` with zeros at invalid positions, and the largest logit of each
-    position, `[...]`, which is still not finite there: the step decides later whether that is an
-    error."""
+    """Return `logits [..., V]` with zeros at positions with invalid logits, and the largest logit
+    of each position before the replacement, `[...]`. The step later decides from the largest logits
+    whether the invalid positions are an error."""
     tops = _max_logits(as_array(logits)) if logits.is_cpu else logits.amax(-1)
     if is_known_finite(tops):
         return logits, tops
@@ -221,15 +225,16 @@ def mask_invalid(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _max_logits(scores: NDArray[Any]) -> Tensor:
-    """Return the largest score of each position, NaN if there is one: NumPy's argmax takes a tenth
-    of the time of its max."""
+    """Return the largest score of each position, or NaN if one of its scores is NaN. NumPy's
+    argmax, used here, takes a tenth of the time of its max."""
     flat = scores.reshape(-1, scores.shape[-1])
     tops = [row[i] for row, i in zip(flat, flat.argmax(-1).tolist(), strict=True)]
     return torch.from_numpy(np.array(tops, scores.dtype).reshape(scores.shape[:-1]))
 
 
 def is_known_finite(tops: Tensor) -> bool:
-    """Return whether all of them are finite and on the host: False on a device, without waiting."""
+    """Return whether all of `tops` are finite and on the host. On a device, return False, because
+    reading them would make the host wait."""
     # a list is faster than an array operation on a few numbers
     return tops.is_cpu and all(map(math.isfinite, _to_floats(tops.flatten())))
 
@@ -240,15 +245,15 @@ def _top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def _top_p(scores: Tensor, top_p: float) -> Tensor:
-    """Mask out the lowest scores, as many as have a total probability of at most 1 - top_p; of
-    equal scores, lower ids first. The highest score stays."""
+    """Mask out the lowest scores, which together have a probability of at most 1 - top_p; of equal
+    scores, the lower ids first. The highest score always stays."""
     edge, tied = _find_top_p_edge(scores, top_p)
     return _mask_out(scores, (scores < edge) | _keep_first(scores == edge, tied))
 
 
 def _find_top_p_edge(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """Return the lowest score that stays, and how many scores equal to it do not, `[..., 1]`
-    each."""
+    """Return the lowest score that stays, and how many of the scores equal to it are masked out,
+    `[..., 1]` each."""
     V = scores.shape[-1]
     ordered = _sort_ascending(scores, V)
     mass = ordered.softmax(-1).cumsum(-1)
@@ -291,7 +296,7 @@ def _eta(scores: Tensor, epsilon: float) -> Tensor:
 
 
 def _drop_below(scores: Tensor, p: Tensor, min_probability: Tensor | float) -> Tensor:
-    """Mask out ids of a lower probability, but not the most probable ones."""
+    """Mask out ids with a probability below `min_probability`, except the most probable ones."""
     return _mask_out(scores, (p < min_probability) & (scores < scores.amax(-1, keepdim=True)))
 
 

@@ -35,28 +35,28 @@ NoisePositions = tuple[tuple[SequenceKey, int], ...]  # key and absolute positio
 
 
 class LogitShaper(Protocol):
-    """The controls of one sequence, as far as sampling needs them."""
+    """The methods of a sequence's controls that sampling uses; `Chain` implements them."""
 
     V: int  # the target's vocabulary size
 
     def shape(self, logits: Tensor, draft_tokens: list[int]) -> Tensor:
         """Return the scores `[V]` of the token after the committed tokens and `draft_tokens`.
-        Raises ControlError if they allow none."""
+        Raises ControlError if the controls allow no token."""
         ...
 
     def find_forced_tokens(self, draft_tokens: list[int]) -> list[int]:
-        """Return the tokens after `draft_tokens` that the controls force, as far as they can
-        tell without logits."""
+        """Return the tokens that the controls force after `draft_tokens`, as far as these can be
+        determined without logits."""
         ...
 
 
 class Draw:
     """The random numbers of one step, each keyed by sequence, committed length, offset and purpose.
 
-    A drafter gets one and calls `draw.sample(logits, i)`, or `draw(q, i)` with a distribution of
-    its own. `sample` applies each sequence's `params` and `controls` to the logits, as most
-    drafters should, but any distribution is allowed. Only sequences with controls make the host
-    wait for a device.
+    A drafter receives a Draw for each step and samples draft token i with it. Most drafters should
+    call `draw.sample(logits, i)`, which applies each sequence's `params` and `controls` to the
+    logits; `draw(q, i)` samples from any distribution. The host waits for the device only if a
+    sequence has controls.
 
     Args:
         keys: The random key of each sequence.
@@ -84,10 +84,10 @@ class Draw:
     ) -> None:
         self.keys, self.lengths, self.params = keys, lengths, params
         self.controls = [None] * len(keys) if controls is None else controls
-        self.masses: list[Tensor] = []  # [B] of every distribution that was sampled from
-        # of this step, by drafters before this one
+        self.masses: list[Tensor] = []  # [B] each: total probability of what was sampled from
+        # draft tokens of this step, by drafters that ran before this one
         self.previous_draft_tokens: list[list[int]] = [[] for _ in keys]
-        # after those, for the controls
+        # this drafter's draft tokens, for the controls
         self._draft_tokens: list[list[int]] = [[] for _ in keys]
         self._prefetched: Tensor | None = None  # [num_draft_tokens + 2, B]
 
@@ -105,7 +105,7 @@ class Draw:
         """Return the random numbers of the same step for some of the sequences.
 
         Args:
-            rows: Their indices in the batch.
+            rows: Indices of these sequences in the batch.
 
         Returns:
             A Draw for these sequences.
@@ -131,8 +131,8 @@ class Draw:
 
         Args:
             logits: `[B, V]`, before each sequence's controls.
-            i: The token's number in the step, from 0.
-            params: Sampling params for all sequences; None: each sequence's own.
+            i: Index of the token among this drafter's draft tokens of the step, from 0.
+            params: Sampling params to use for all sequences; None: each sequence's own.
 
         Returns:
             Ids `[B]`, and the distribution that they were sampled from, `[B, V]`: None if every
@@ -148,8 +148,8 @@ class Draw:
         return self(q, i), q
 
     def _apply_controls(self, logits: Tensor, i: int) -> Tensor:
-        """Return the logits after each sequence's controls, unchanged if these allow no token: q
-        may be any distribution."""
+        """Apply each sequence's controls to its logits. If they allow no token, the logits stay
+        unchanged, which is valid because q may be any distribution."""
         if not self.controlled:
             return logits
         V = next(controls.V for controls in self.controls if controls is not None)
@@ -167,7 +167,7 @@ class Draw:
                 scores, [*self.previous_draft_tokens[b], *self._draft_tokens[b][:i]]
             )
         except ControlError:
-            # never verified: an earlier draft token is rejected, or the target fails here too
+            # never verified: an earlier draft token is rejected, or the target raises this too
             return scores
 
     def _remember(self, ids: Tensor, i: int) -> None:
@@ -192,8 +192,8 @@ class Draw:
 
         Args:
             distribution: `[B, V]`.
-            i: The token's number in the step, from 0.
-            cdf: The distribution's `compute_cdf`, if the drafter has stored it; saves time.
+            i: Index of the token among this drafter's draft tokens of the step, from 0.
+            cdf: Result of `compute_cdf`, if the drafter has it from before; saves time.
 
         Returns:
             Ids, `[B]`.
@@ -203,13 +203,13 @@ class Draw:
         return ids
 
     def continue_after(self, draft_tokens: list[list[int]]) -> Draw:
-        """Return the random numbers of the same step for a drafter that continues after others.
+        """Return the random numbers of the same step for a drafter that continues another's draft.
 
         Args:
-            draft_tokens: The draft tokens of the others, for each sequence.
+            draft_tokens: The draft tokens of the drafter before, for each sequence.
 
         Returns:
-            A Draw whose token 0 follows them.
+            A Draw whose token 0 follows these draft tokens.
         """
         later = copy(self)  # `masses` stays one list
         later.previous_draft_tokens = [
@@ -221,13 +221,13 @@ class Draw:
 
     @property
     def offsets(self) -> list[int]:
-        """Offset of draft token 0 in each sequence's block."""
+        """Offset of this drafter's token 0 in each sequence's block."""
         return [len(x) for x in self.previous_draft_tokens]
 
     def derive_keys(self) -> list[SequenceKey]:
-        """Return random keys for a drafter that runs steps of its own.
+        """Return random keys for a drafter that itself drafts and verifies in inner steps.
 
-        Numbers under these keys are independent of those of this step and of all others.
+        Random numbers with these keys are independent of those of this step and of other steps.
 
         Returns:
             A key for each sequence.
@@ -261,7 +261,7 @@ class Draw:
         """Sample the number of accepted draft tokens of every sequence.
 
         Args:
-            outcome: Its distribution.
+            outcome: The result of the rule, which contains the distribution of this number.
 
         Returns:
             Counts, `[B]`.
@@ -305,18 +305,19 @@ class Draw:
 
 
 class LenientDraw(Draw):
-    """The random numbers of a step with lenience, under which greedy outputs depend on the draft
-    tokens too."""
+    """The random numbers of a step with lenience, with which even greedy outputs depend on the
+    draft tokens."""
 
     lenient: ClassVar[bool] = True
 
 
 class SharedDraw(Draw):
     """The random numbers of coupled mode: at position t, draft and target both choose the id with
-    the least E_t / distribution.
+    the smallest E_t / probability.
 
-    The exponential noise E_t belongs to the absolute position, so they choose the same id if their
-    distributions are equal (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+    Both use the same exponential noise E_t, which depends on the absolute position t, so they
+    choose the same id if their distributions are equal (Daliri, Musco, Suresh 2024, arXiv
+    2408.07978).
     """
 
     coupled: ClassVar[bool] = True
@@ -327,7 +328,8 @@ class SharedDraw(Draw):
         return {}
 
     def prefetch(self, num_draft_tokens: int, device: torch.device) -> None:
-        """Do nothing: the size of the noise is V of the distribution, which is not known yet."""
+        """Do nothing: the noise has one number per id, and the size of the distributions to sample
+        from is not yet available."""
 
     def __call__(self, distribution: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
         self.masses.append(distribution.sum(-1, dtype=torch.float64))
@@ -336,12 +338,13 @@ class SharedDraw(Draw):
         return ids
 
     def derive_keys(self) -> list[SequenceKey]:
-        """Return the keys unchanged: in nested steps too, a position has only one noise."""
+        """Return the keys unchanged: inner steps, too, must use the same noise at the same
+        position."""
         return self.keys
 
     def find_winners(self, distributions: Tensor, first: int = 0) -> Tensor:
-        """Return the ids of n consecutive positions, `[B, n]`, from `distributions [B, n, V]`. The
-        first position is at offset `first` after the committed tokens."""
+        """Return the ids chosen at n consecutive positions, `[B, n]`, from `distributions [B, n,
+        V]`. The first position is at offset `first` after the committed tokens."""
         _, n, V = distributions.shape
         noise = torch.stack([self._exponentials(first + i, V) for i in range(n)], 1)
         # in float64; inf for probability 0

@@ -30,16 +30,16 @@ class SequenceKey(NamedTuple):
 class Purpose(IntEnum):
     """The use of a random number. Numbers for different uses are independent."""
 
-    DRAFT = 0
-    ACCEPT = 1
-    NEXT = 2
-    SHARED = 3
-    WITHIN = 4
+    DRAFT = 0  # samples a draft token
+    ACCEPT = 1  # samples how many draft tokens are accepted
+    NEXT = 2  # samples the token after them
+    SHARED = 3  # the noise of coupled mode
+    WITHIN = 4  # the keys of a drafter's inner steps
 
 
 def draw_uniform(key: SequenceKey, length: int, offset: int, purpose: Purpose) -> float:
-    """Return the number in [0, 1) of this name, by Philox 4x64 (Salmon et al. 2011) with the name
-    as key and counter."""
+    """Return the number in [0, 1) with the name (key, length, offset, purpose), by Philox 4x64
+    (Salmon et al. 2011) with the name as key and counter."""
     return (int(_bits(key, length, offset, purpose).random_raw()) >> 11) * 2.0**-53
 
 
@@ -51,8 +51,9 @@ def draw_exponentials(key: SequenceKey, position: int, count: int) -> np.ndarray
 
 
 def derive_key(key: SequenceKey, length: int, offset: int) -> SequenceKey:
-    """Return the key for the inner steps of a drafter (a cascade). The key is itself a random
-    number of this name, so every outer step, at any depth, has new inner numbers."""
+    """Return the key for the inner steps of a drafter (a cascade). It consists of random numbers
+    with the name (key, length, offset), so that the inner steps of every outer step, at any depth,
+    have new numbers."""
     seed, row = _bits(key, length, offset, Purpose.WITHIN).random_raw(2).tolist()
     return SequenceKey(seed >> 1, row >> 1)
 

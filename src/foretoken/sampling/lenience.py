@@ -1,5 +1,5 @@
-"""Lenience (paper, appendix A.5): the acceptance test has l q in place of q. More draft tokens are
-accepted, but the output does not have the target's distribution.
+"""Lenience (paper, appendix A.5): the acceptance test uses l q in place of q, with l <= 1. More
+draft tokens are accepted, but the output does not have the target's distribution.
 
 Accepting x with probability min(1, p(x) / (l q(x))), and else sampling from norm((p - q)+), is
 exact speculative decoding for another distribution than p,
@@ -25,10 +25,11 @@ from foretoken.sampling.acceptance_rules import Outcome, Rule, find_drafted
 
 
 def make_lenient(rule: Rule, lenience: float) -> Rule:
-    """Return `rule`, which must be exact, with P_l in place of p, also as its outcome's `p`.
+    """Return the lenient version of an exact rule. It verifies against P_l in place of p, and its
+    outcome's `p` is P_l.
 
-    With Algorithm 1 it is the paper's lenience. With block verification, every draft token has
-    distribution P_l too, and more are accepted.
+    With Algorithm 1 it is the paper's lenience. With block verification, the output tokens at draft
+    positions have distribution P_l too, and more draft tokens are accepted.
     """
     argument_checks.check_lenience(lenience)
 

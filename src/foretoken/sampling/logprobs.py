@@ -14,8 +14,8 @@ from foretoken.transfer import to_list
 @dataclass(frozen=True, slots=True)
 class Logprobs:
     """The log probability (natural) of a token. `top`: ids and log probabilities of the most
-    probable tokens at its position, in descending order, of equals the lower id first. `rank`: 1
-    for a most probable token, and so on."""
+    probable tokens at its position, in descending order; equally probable ids in ascending order.
+    `rank`: 1 plus the number of tokens with a higher probability."""
 
     token: int
     logprob: float
@@ -24,8 +24,8 @@ class Logprobs:
 
 
 def logprobs(scores: Tensor, tokens: list[int], count: int) -> list[Logprobs]:
-    """Return the logprobs of `tokens` from `scores`, the log probabilities at their positions,
-    `[n, V]`, with the `count` most probable ids at each."""
+    """Return the log probability of each of `tokens`, with the `count` most probable ids at its
+    position. scores: the log probabilities at the positions of the tokens, `[n, V]`."""
     if not tokens:
         return []
     at = torch.tensor(tokens, device=scores.device)[:, None]
@@ -39,8 +39,8 @@ def logprobs(scores: Tensor, tokens: list[int], count: int) -> list[Logprobs]:
 
 
 def _top(scores: Tensor, count: int) -> tuple[tuple[int, float], ...]:
-    """Return the `count` most probable ids of `[V]` and their scores. A stable sort orders equal
-    scores by id, which topk does not."""
+    """Return the `count` most probable ids of `scores [V]` and their scores. A stable sort orders
+    equal scores by id; topk does not."""
     if not count:
         return ()
     edge = scores.topk(count).values[-1]

@@ -1,9 +1,9 @@
 """The declaration of an option: its check, its help text and its names.
 
 Every field of `SamplingParams`, `LoadOptions`, `EngineOptions` and `ServerOptions` declares its
-option once, with `option`. From the declaration follow the check of its value, the command line
-(`cli.option`, `cli.serve`), the server's fields (`server.api.wire`), the keys of a JSONL line and
-the tables of the docs. This module does not import torch.
+option once, with `option`. The declaration determines how the value is checked, the option on the
+command line (`cli.option`, `cli.serve`), the field in server requests (`server.api.wire`), the key
+in a JSONL line and the row in the tables of the docs. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Panel = Literal[
 class ApiField:
     """An option's field in requests to a server: OpenAI's name or, if OpenAI has none, vLLM's.
 
-    `bounds`: bounds in requests, in addition to the check's, by pydantic's names.
+    `bounds`: bounds in requests, by pydantic's names, in addition to those of the option's check.
     """
 
     name: str
@@ -43,17 +43,17 @@ class DeclaredOption:
     """The declaration of one option, stored in its field.
 
     Attributes:
-        check: Converts a caller's value to the field's, or raises InputError.
+        check: Converts a caller's value to the stored one, or raises InputError.
         help: One sentence, for `--help`, the server's schema and the docs.
         panel: Its group in `--help`; None for options of Python only, such as callables.
         flag: Its flag on the command line, if it differs from the field's name.
-        api: Its field in a request to the server; None if it has none, or if endpoints differ in
-            more than the name.
+        api: Its field in a request to the server; None if there is none, or if the field differs
+            between endpoints in more than its name (as that of `logprobs` does).
         aliases: Names of the same option in other libraries, for suggestions in error messages.
-        one_text: True if commands that generate one output at a time have it.
-        group: The commands that have it, if `cli.option` groups them.
+        one_text: True if commands that generate one output at a time accept the option.
+        group: The commands that accept the option, if `cli.option` groups them.
         off: Values, in addition to None, at which the entry of this name in a model's generation
-            config changes nothing; () if that entry is not used.
+            config has no effect; () if foretoken does not use that entry.
     """
 
     check: Check
@@ -68,8 +68,8 @@ class DeclaredOption:
 
 
 def option(default: T, check: Check, help: str, panel: Panel | None, **more: Any) -> T:
-    """Declare a field of a dataclass of options. The arguments after `default` are those of
-    `DeclaredOption`; `api` may be just a name."""
+    """Return a dataclass field that declares an option with this default. The other arguments are
+    those of `DeclaredOption`; `api` may also be a string, the field's name in requests."""
     if isinstance(api := more.get("api"), str):
         more["api"] = ApiField(api)
     declared = DeclaredOption(check, help, panel, **more)
@@ -77,14 +77,16 @@ def option(default: T, check: Check, help: str, panel: Panel | None, **more: Any
 
 
 def get_options(kind: Any) -> dict[str, DeclaredOption]:
-    """Return the options that a dataclass declares, by field, in their order."""
+    """Return the declarations of a dataclass's options by field name, in the order of the
+    fields."""
     members: tuple[Field[Any], ...] = fields(kind)
     return {each.name: each.metadata[DeclaredOption] for each in members}
 
 
 def check_options(options: Any) -> None:
-    """Check the fields of a dataclass of options by their declarations, and replace each by the
-    result of its check. None is valid if it is the default. Raises InputError about the option."""
+    """Check each field of an options dataclass with its declared check, and store the checked value
+    in the field. None is accepted unchecked if it is the default. Raises an InputError that names
+    the option."""
     for member in fields(options):
         value = getattr(options, member.name)
         if value is not None or member.default is not None:

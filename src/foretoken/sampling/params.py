@@ -1,6 +1,8 @@
-"""Sampling params of a request: output length, controls of its logits, stop conditions, reports.
+"""Sampling params of a request: its distribution, output length, logits controls, stop conditions
+and reported logprobs.
 
-This module does not import torch, which takes seconds: errors on the command line appear at once.
+This module does not import torch, which takes seconds, so that errors on the command line appear at
+once.
 """
 
 from __future__ import annotations
@@ -71,12 +73,13 @@ class WarpingParams(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling params of one request, by transformers' names. Checked on creation, hashable.
+    """Sampling params of one request, with transformers' names. They are checked on creation and
+    hashable.
 
-    A default of None stands for the value in the model's generation config, or off if it has none.
-    Numbers are off at 0 or 1, as in transformers. Numbers of any type are accepted and stored as
-    int or float; lists and mappings are stored as tuples. docs/controls.md explains the effect of
-    each control, and their order.
+    An option at None takes its value from the model's generation config, and is off if the config
+    has none. Numeric options are off at 0 or at 1 (see below), as in transformers. Numbers of any
+    type (NumPy's too) are accepted and stored as int or float; lists and mappings as tuples.
+    docs/controls.md explains what each control does, and the order in which they are applied.
 
     Raises:
         InputError: A value is invalid.
@@ -150,8 +153,8 @@ class SamplingParams:
     min_new_tokens: int | None = option(
         None,
         OFF_OR_COUNT,
-        "Forbid the end of sequence and stop ids before this many new tokens, and ignore stop "
-        "strings in them.",
+        "Forbid EOS and stop ids until the output has this many new tokens, and ignore stop "
+        "strings within those tokens.",
         "Stop conditions",
         api="min_tokens",
         off=(0,),
@@ -241,15 +244,15 @@ class SamplingParams:
         off=([],),
     )
     forced_bos_token_id: int | None = option(
-        None, as_id, "Force this id after the decoder's first.", "Penalties and bans"
+        None, as_id, "Force this id after the decoder's start token.", "Penalties and bans"
     )
     forced_eos_token_id: int | None = option(
-        None, as_id, "Force this id as the last token before the limit.", "Stop conditions"
+        None, as_id, "Force this id as the last token before the length limit.", "Stop conditions"
     )
     exponential_decay_length_penalty: tuple[int, float] | None = option(
         None,
         as_decay,
-        "START,FACTOR: from START new tokens on, each makes the end more probable, by FACTOR.",
+        "START,FACTOR: after START new tokens, each token makes EOS more probable, by FACTOR.",
         "Stop conditions",
         flag="--exponential-decay",  # the full name is too wide for `--help`
         off=(None,),
@@ -315,7 +318,7 @@ class SamplingParams:
     logprobs_of: LogprobsOf = option(
         "raw",
         Choice(("raw", "drawn")),
-        "raw: of the model's own logits; drawn: of the distribution that tokens were sampled from.",
+        "Logprobs of the model's logits (raw) or of the distribution that is sampled from (drawn).",
         "Reported",
         one_text=False,
     )
@@ -374,7 +377,7 @@ class SamplingParams:
 
     @property
     def standard(self) -> WarpingParams:
-        """The options that turn logits into a distribution, with off for None."""
+        """The options that turn logits into a distribution, with the off value in place of None."""
         return WarpingParams(
             self.temperature,
             self.top_k,
@@ -386,10 +389,10 @@ class SamplingParams:
         )
 
     def list_ids(self) -> dict[str, list[int]]:
-        """Return the token ids that the options contain.
+        """Return the token ids that the options contain, to check them against a vocabulary.
 
         Returns:
-            The ids by option, without options that contain none.
+            The ids by name of the option; options without ids are left out.
         """
         ids_of = {
             name: ID_EXTRACTORS[declaration.check](getattr(self, name))
@@ -449,8 +452,9 @@ def gather_params(
     prompts: int,
     method: str = "generate",
 ) -> list[SamplingParams]:
-    """Return one SamplingParams for each prompt. Raises InputError for an unknown control, for both
-    params and controls, or for a list of another length. method: its name, for the message."""
+    """Return one SamplingParams per prompt, from `params` or from the keyword arguments `controls`.
+    Raises InputError for an unknown keyword, if both are given, or if a list's length is not
+    `prompts`. prompts: number of prompts; method: name of the called method, for the message."""
     for name in controls:
         if name not in SAMPLING_FIELDS:
             near = suggest_name(name, SAMPLING_FIELDS)
@@ -474,12 +478,15 @@ def gather_params(
             f"params is {format_value(params)}; give a foretoken.SamplingParams, or a list"
         )
     if len(params) != prompts:
-        raise InputError(f"params has {len(params)} entries for {prompts} prompts; give one each")
+        raise InputError(
+            f"params has {len(params)} entries for {prompts} prompts; give one per prompt"
+        )
     return list(params)
 
 
 def _require_agreement(params: SamplingParams) -> None:
-    """Raise RefusedError for two options that contradict each other."""
+    """Raise RefusedError if two options contradict each other, InputError if there are too many
+    return sequences."""
     min_new_tokens = params.min_new_tokens or 0
     if min_new_tokens > params.max_new_tokens:
         raise RefusedError(
@@ -499,7 +506,8 @@ def _require_agreement(params: SamplingParams) -> None:
         raise RefusedError(problem).with_option("include_stop_string")
     if params.structured and params.ignore_eos and not params.stop_token_ids:
         raise RefusedError(
-            "structured ends an output with an id that ignore_eos ignores; leave ignore_eos out"
+            "structured output ends with an EOS token, which ignore_eos ignores; leave "
+            "ignore_eos out"
         ).with_option("ignore_eos")
     if params.logprobs_of != "raw" and params.logprobs is None:
         problem = f"logprobs_of={params.logprobs_of!r} has no effect without logprobs; give both"
@@ -512,7 +520,7 @@ SAMPLING_FIELDS = tuple(SAMPLING_OPTIONS)
 # options that can be given as a string, unlike callables
 TEXT_OPTIONS = tuple(name for name, each in SAMPLING_OPTIONS.items() if each.panel)
 FOREIGN_NAMES = {alias: name for name, each in SAMPLING_OPTIONS.items() for alias in each.aliases}
-# ids in an option's value, by its check
+# by an option's check: a function that returns the ids in its value
 ID_EXTRACTORS: dict[Check, Callable[[Any], list[int]]] = {
     as_id: lambda value: [value],
     as_ids: list,
@@ -524,8 +532,8 @@ ID_EXTRACTORS: dict[Check, Callable[[Any], list[int]]] = {
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name to suggest for an unknown one, or None: the option that has this name
-    in another library, or a similar name."""
+    """Return the name in `known` to suggest for an unknown `name`: the option that another library
+    calls by this name, else a similar name; None if there is neither."""
     names = list(known)
     alias = FOREIGN_NAMES.get(name)
     near = [alias] if alias in names else get_close_matches(name, names, 1, 0.5)

@@ -1,8 +1,8 @@
-"""Verifiers: from the target's logits to the number of accepted draft tokens, and the token after
-them.
+"""Verifiers compute, from the target's logits, the number of accepted draft tokens and the token
+after them.
 
-A call chooses its verifier once, by its acceptance method, and passes it to the step. Nothing here
-waits for a device.
+A generation call makes one verifier from its acceptance method and uses it in every step. Verifiers
+do not make the host wait for a device.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ COMPILED_RULES = {EXACT_RULES[name]: name for name in tokens.KERNEL_RULES}
 
 @dataclass(frozen=True, slots=True)
 class ScoredBlock:
-    """The draft tokens of every row, and the target's logits at them. Entries past a row's length
-    have no influence."""
+    """The draft tokens of every row, and the target's logits at each of them and after the last.
+    Entries beyond a row's length are padding and have no influence."""
 
     logits: Tensor  # [B, G+1, V]
     x: Tensor  # [B, G], the draft tokens
     lengths: Tensor  # [B], draft tokens per row
-    # [B, G, V], the distributions that they were sampled from; None: they are certain
+    # [B, G, V], the distributions that x was sampled from; None: the drafter was certain of x
     q: Tensor | None
 
     def select(self, rows: list[int]) -> ScoredBlock:
-        """Return the block of these rows."""
+        """Return the block with only these rows."""
         q = None if self.q is None else self.q[rows]
         return ScoredBlock(self.logits[rows], self.x[rows], self.lengths[rows], q)
 
@@ -56,7 +56,7 @@ class Verification(NamedTuple):
 
     n: Tensor  # [B]: number of accepted draft tokens
     t: Tensor  # [B]: the token after them
-    # [B, G], float64: sum min(p, q) at every draft token, p the distribution verified against
+    # [B, G], float64: sum min(p, q) at every draft token; p is the distribution verified against
     beta: Tensor
     # [B, G], float64: total variation distance between that p and the target's; None: 0
     bias: Tensor | None = None
@@ -69,11 +69,11 @@ class Verifier(Protocol):
 
     @property
     def draw_class(self) -> type[Draw]:
-        """The class of random numbers that drafters and the verifier must use."""
+        """The class of `Draw` that drafters and this verifier must use."""
         ...
 
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
-        """Return the verification under each row's `draw.params`, with random numbers of
+        """Verify a block with each row's sampling params (`draw.params`) and the random numbers of
         `draw`."""
         ...
 
@@ -93,8 +93,8 @@ class GreedyVerifier:
 
 @dataclass(frozen=True, slots=True)
 class SampledVerifier:
-    """The verifier that applies a rule and samples its outcome (paper, Algorithm 1). A lenient rule
-    verifies against another distribution than the target's, its outcome's `p`."""
+    """The verifier that applies a rule and samples from its outcome (paper, Algorithm 1). A lenient
+    rule verifies against its outcome's `p`, which is not the target's distribution."""
 
     rule: Rule
     draw_class: type[Draw] = Draw
@@ -121,9 +121,10 @@ class SampledVerifier:
 
 @dataclass(frozen=True, slots=True)
 class LenientGreedyVerifier:
-    """The verifier for temperature 0 with lenience (paper, appendix A.5): it accepts draft tokens
-    with at least l times the highest probability, at temperature 1. The token after them is the
-    argmax. The bias is 1 at each accepted draft token that is not the argmax."""
+    """The verifier for temperature 0 with lenience (paper, appendix A.5): it accepts a draft token
+    if its probability at temperature 1 is at least l times the highest one. The token after the
+    accepted ones is the argmax. The bias is 1 at each accepted draft token that is not the
+    argmax."""
 
     lenience: float
     draw_class: type[Draw] = LenientDraw
@@ -142,9 +143,9 @@ class LenientGreedyVerifier:
 
 @dataclass(frozen=True, slots=True)
 class CoupledVerifier:
-    """The verifier of coupled mode: it samples from the target with the noise that the draft was
-    sampled with, and accepts draft tokens that equal the target's (Daliri, Musco, Suresh 2024,
-    arXiv 2408.07978).
+    """The verifier of coupled mode: it samples tokens from the target with the same noise that the
+    draft tokens were sampled with, and accepts the draft tokens that are equal to them (Daliri,
+    Musco, Suresh 2024, arXiv 2408.07978).
 
     The output depends only on the seed and the target's distributions, not on drafter, gamma or
     batch.
@@ -163,7 +164,8 @@ class CoupledVerifier:
 
 @dataclass(frozen=True, slots=True)
 class TemperatureVerifier:
-    """A verifier that uses one verifier for rows at temperature 0, and another for the rest."""
+    """A verifier for batches of mixed temperatures: `greedy` verifies the rows at temperature 0,
+    `sampled` all other rows."""
 
     greedy: Verifier
     sampled: Verifier
@@ -210,7 +212,7 @@ class CustomRule:
 
 
 def make_verifier(rule: Rule, lenience: float = 1.0) -> Verifier:
-    """Return the verifier of a call. It is exact at lenience 1."""
+    """Return the verifier for a rule and a lenience. It is exact at lenience 1."""
     if lenience == 1:
         return TemperatureVerifier(GreedyVerifier(), SampledVerifier(rule))
     return TemperatureVerifier(
@@ -219,7 +221,8 @@ def make_verifier(rule: Rule, lenience: float = 1.0) -> Verifier:
 
 
 def compares_with_argmax(verifier: Verifier, draw: Draw) -> bool:
-    """Return whether the verifier only compares the draft tokens with the argmax."""
+    """Return whether the verifier, for all rows of `draw`, only compares the draft tokens with the
+    argmax."""
     one = verifier.greedy if isinstance(verifier, TemperatureVerifier) and draw.greedy else verifier
     return isinstance(one, GreedyVerifier)
 
@@ -228,7 +231,7 @@ COUPLED_VERIFIER: Verifier = TemperatureVerifier(GreedyVerifier(), CoupledVerifi
 
 
 def _fill_in(verification: Verification, block: ScoredBlock, draw: Draw) -> Verification:
-    """Return the verification with `bias` and `p`, if its verifier left them out."""
+    """Return the verification, with `bias` and `p` computed if its verifier left them None."""
     bias = torch.zeros_like(verification.beta) if verification.bias is None else verification.bias
     p = (
         compute_row_probabilities(block.logits, draw.params)
@@ -245,8 +248,8 @@ def _gather_after(values: Tensor, n: Tensor) -> Tensor:
 
 
 def draws_by_kernel(verifier: Verifier, draw: Draw) -> bool:
-    """Return whether a rule that the kernels implement verifies all rows: none is greedy. Such a
-    verification is exact, and its `p` is NaN for invalid logits."""
+    """Return whether all rows are verified by a rule that the kernels implement, which requires
+    that no row is greedy. Such a verification is exact, and its `p` is NaN for invalid logits."""
     one = verifier.sampled if isinstance(verifier, TemperatureVerifier) else verifier
     sampled = isinstance(one, SampledVerifier) and one.rule in COMPILED_RULES
     return sampled and not any(params.greedy for params in draw.params)

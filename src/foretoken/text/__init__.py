@@ -1,2 +1,2 @@
-"""Between token ids and text: incremental detokenization, stop strings, chat templates and
-replies."""
+"""Conversion between token ids and text: incremental detokenization, stop strings, chat templates
+and replies."""

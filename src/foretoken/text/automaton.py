@@ -1,10 +1,10 @@
-"""Suffix automaton of a token sequence: every substring, how often it occurs and which tokens
-followed it (Blumer et al. 1985; for drafting: SAM-Decoding, arXiv 2411.10666); and automata of
-earlier sequences, separated by salt, in bounded memory.
+"""Suffix automaton of a token sequence: an index of its substrings, with the number of times that
+each occurs and the tokens that followed it (Blumer et al. 1985; for drafting: SAM-Decoding, arXiv
+2411.10666). `EarlierOutputs` holds the automata of earlier outputs in bounded memory.
 
-A state stands for all substrings that end at the same positions. The state of the whole sequence
-links to that of its longest suffix which also occurs elsewhere, that one to its longest suffix
-which occurs at more positions, and so on to the root, the empty substring.
+A state stands for all substrings that end at the same positions. It links to the state of their
+longest suffix that ends at more positions. The links of the whole sequence's state thus lead
+through ever shorter suffixes to the root, which stands for the empty substring.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ MAX_COUNTED_SUFFIXES = 32  # states updated per token; only repetitive sequences
 
 
 class SuffixAutomaton:
-    """Append and pop take amortised constant time per token.
+    """A suffix automaton of a sequence that grows and shrinks at its end. `append` and `pop` take
+    amortised constant time.
 
     Memory: some 170 bytes a token for prose, 450 for adversarial sequences. State numbers are valid
     until the next change. `count` and `recent` are updated for only the `MAX_COUNTED_SUFFIXES`
@@ -33,7 +34,7 @@ class SuffixAutomaton:
         self.link = array("i", [-1])
         self.count = array("i", [0])  # per state: occurrences of its substrings
         self.recent = array("i", [0])  # per state: position at which they last ended
-        # None: a prefix's state with one transition, the sequence's next token
+        # per state: token -> state; None: a prefix's state, whose only transition is the next token
         self._transitions: list[dict[int, int] | None] = [None]
         self._prefix_states = array("i", [ROOT_STATE])  # state of each prefix, by length
         self._split_from = array("i")  # the state that each split-off state came from
@@ -48,12 +49,12 @@ class SuffixAutomaton:
         return max(ROOT_STATE, self.link[self.last])
 
     def count_continuations(self, state: int) -> int:
-        """Return how often a token followed the state's substrings."""
+        """Return how many occurrences of the state's substrings are followed by a token."""
         return self.count[state] - (self.recent[state] == len(self.ids))
 
     def iter_continuations(self, state: int) -> Iterator[tuple[int, int]]:
-        """Iterate over (token, state) for the tokens that followed the state's substrings, and the
-        states of the substrings with these tokens. Barriers are left out."""
+        """Iterate over the tokens that followed the state's substrings, as (token, state of these
+        substrings with the token appended). Barriers are left out."""
         transitions = self._transitions[state]
         if transitions is not None:
             return ((token, to) for token, to in transitions.items() if token >= 0)
@@ -81,7 +82,7 @@ class SuffixAutomaton:
         self.append(-1 - len(self.ids))
 
     def append(self, token: int) -> None:
-        """Append a token to the sequence."""
+        """Append a token to the sequence, and add the new substrings."""
         before, end = self.last, len(self.ids) + 1
         self.ids.append(token)
         self.last = state = self._add_state(end, ROOT_STATE, 1, end, None)
@@ -137,8 +138,8 @@ class SuffixAutomaton:
         return transitions
 
     def _split_state(self, parent: int, token: int, original: int) -> int:
-        """Split off from `original` a state for its substrings that `parent` leads to, which occur
-        at the current position too."""
+        """Split off from `original` a state for those of its substrings that `parent` leads to by
+        `token`. They occur at the current position too, the other substrings do not."""
         n = self.length[original]
         transitions = self._transitions[original]
         transitions = (
@@ -154,7 +155,7 @@ class SuffixAutomaton:
         return copy
 
     def _count_suffixes(self, end: int) -> None:
-        """Count one more occurrence of the repeated suffixes."""
+        """Count one more occurrence of the repeated suffixes, at the position `end`."""
         count, recent, before = self.count, self.recent, self._previous_recent
         for p in self._list_repeated_suffixes():
             before.append(recent[p])
@@ -197,9 +198,9 @@ class _Volume:
 
 
 class EarlierOutputs:
-    """Earlier outputs by salt; outputs of one salt are not visible to another. Beyond
-    `MAX_EARLIER_TOKENS` tokens in all, the oldest are evicted, a volume at a time. At most the last
-    `MAX_VOLUME_TOKENS` tokens of an output are stored."""
+    """Stores earlier outputs by salt, so that outputs of one salt are not visible to another. If
+    all outputs together exceed `MAX_EARLIER_TOKENS` tokens, the oldest volume (outputs in one
+    automaton) is evicted. Only the last `MAX_VOLUME_TOKENS` tokens of an output are stored."""
 
     def __init__(self) -> None:
         self._volumes: deque[_Volume] = deque()  # the oldest first

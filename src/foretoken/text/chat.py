@@ -36,7 +36,7 @@ TRANSFORMERS_ARGUMENTS = frozenset(
     "return_assistant_tokens_mask tokenizer_kwargs".split()
 )
 
-# Attributes of processors that support them
+# Kinds of media, and the attributes of processors that support them
 MEDIA_PROCESSOR_ATTRIBUTES = {
     "image": ("image_processor",),
     "audio": ("feature_extractor", "audio_processor"),
@@ -55,7 +55,7 @@ def encode_chat(
     template: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Return the token ids of a conversation, open for the assistant's next message.
+    """Return the token ids of a conversation, up to the beginning of the assistant's next message.
 
     `template`: Jinja source, or the name of one of the tokenizer's templates; None: the
     tokenizer's.
@@ -88,13 +88,16 @@ def encode_chat(
     except Exception as error:  # a template is a program
         raise InputError(f"the chat template refuses the messages: {to_one_line(error)}") from None
     if not rendered:
-        raise InputError("the chat template renders no output for the messages; give another one")
+        raise InputError(
+            "the chat template renders no output for the messages; give another template"
+        )
     return cast(list[int], rendered)
 
 
 def _get_template_source(tokenizer: PreTrainedTokenizerBase, template: str | None) -> str:
-    """Return the source of the template, or the sources of all if the tokenizer has several by
-    name. Raises InputError if there is none."""
+    """Return the source of the template to use. If the tokenizer has several by name and `template`
+    is None, return all their sources, joined. Raises InputError if there is no template or
+    `template` is invalid."""
     own = getattr(tokenizer, "chat_template", None)
     named = own if isinstance(own, Mapping) else {}
     if template is None:
@@ -105,7 +108,7 @@ def _get_template_source(tokenizer: PreTrainedTokenizerBase, template: str | Non
             )
         return "\n".join(map(str, named.values())) if named else str(own)
     if not isinstance(template, str):
-        raise InputError(f"chat_template is {format_value(template)}; give the source of one")
+        raise InputError(f"chat_template is {format_value(template)}; give Jinja source")
     if "{" not in template and template not in named:
         alternatives = f", or one of {', '.join(named)}" if named else ""
         raise InputError(
@@ -138,7 +141,8 @@ def _require_parts(
     messages: Sequence[Message], source: str, media_kinds: Sequence[str] | None = None
 ) -> None:
     """Raise InputError for a part of a type that the template would leave out or the processor does
-    not support. `media_kinds` None: a tokenizer renders the messages, without a processor."""
+    not support. `media_kinds`: the kinds of media that the processor supports; None without a
+    processor."""
     for i, message in enumerate(messages):
         for j, part in enumerate(get_parts(message)):
             kind, label = part.get("type"), f"message {i}, part {j}"
@@ -160,8 +164,9 @@ def _require_parts(
 def _normalize_message(message: Message, template: str) -> dict[str, Any]:
     """Return a message in the form that the template supports.
 
-    A missing content becomes "", or a string a text part, or text parts a string. JSON in the
-    arguments of tool calls is parsed. (transformers leaves out fields that are null.)
+    A missing content becomes "". A string becomes a text part if the template accepts only parts,
+    and text parts become a string if it accepts only strings. JSON in the arguments of tool calls
+    is parsed. (transformers leaves out fields that are null.)
     """
     plain = {**message, "content": ""} if message.get("content") is None else dict(message)
     parts = get_parts(plain)
@@ -186,7 +191,7 @@ def _parse_call_arguments(call: Any) -> Any:
 
 
 def _get_template_variables(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the template's variables besides the messages: the caller's, and
+    """Return the template's variables other than the messages: the caller's, and
     `add_generation_prompt` unless the caller sets it or continues the last message."""
     if arguments is None:
         arguments = {}
@@ -208,8 +213,8 @@ def process_media_chat(
     template: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any]:
-    """Return a processor's inputs for a conversation with images and audio, open for the
-    assistant's next message: the model's inputs by name.
+    """Return the model's inputs, by name, that a processor makes from a conversation with images
+    and audio. The prompt ends where the assistant's next message begins.
 
     `template`, `chat_template_kwargs`: see `encode_chat`. Raises InputError if media cannot be
     loaded or the messages cannot be rendered.
@@ -229,9 +234,9 @@ def process_media_chat(
     ]
     if taken := sorted(PROCESSOR_ARGUMENTS & variables.keys()):
         raise InputError(
-            f"chat_template_kwargs has {taken[0]!r}, which is the processor's; leave it out"
+            f"chat_template_kwargs has {taken[0]!r}, an argument of the processor; leave it out"
         ).with_option("chat_template_kwargs")
-    variable_names = _find_variable_names(source)  # transformers passes others to the processor
+    variable_names = _find_variable_names(source)  # transformers passes any other to the processor
     variables = {name: value for name, value in variables.items() if name in variable_names}
 
     def render(messages: list[dict[str, Any]]) -> Mapping[str, Any]:
@@ -260,8 +265,8 @@ def _require_whole_audio(
     render: Callable[[list[dict[str, Any]]], Mapping[str, Any]],
     processor: Any,
 ) -> None:
-    """Raise InputError if the processor drops the end of an audio clip: if the inputs are the same
-    with all audio cut to the length that its feature extractor pads to."""
+    """Raise InputError if the processor drops the end of an audio clip. It does if its inputs stay
+    the same when all audio is cut to the length that its feature extractor pads to."""
     max_samples = getattr(getattr(processor, "feature_extractor", None), "n_samples", None) or 0
     audio = [part["audio"] for each in messages for part in get_parts(each) if "audio" in part]
     longest = max(map(len, audio), default=0)
@@ -282,7 +287,7 @@ def _require_whole_audio(
     ):
         sampling_rate = get_sampling_rate(processor)
         raise InputError(
-            f"the audio lasts {longest / sampling_rate:.0f} s, and the model takes the first "
+            f"the audio lasts {longest / sampling_rate:.0f} s, but the model takes only the first "
             f"{max_samples / sampling_rate:.0f} s; cut it into pieces, or transcribe it"
         )
 
@@ -350,13 +355,14 @@ def get_media_kinds(processor: Any) -> tuple[str, ...]:
 
 @lru_cache(16)
 def _find_variable_names(source: str) -> frozenset[str]:
-    """Return the variables that a template uses and those that transformers itself takes."""
+    """Return the names of the variables that a template uses, and of those that transformers itself
+    uses."""
     try:
         extensions = ["jinja2.ext.loopcontrols", "jinja2.ext.do"]
         variable_names = meta.find_undeclared_variables(
             Environment(extensions=extensions).parse(source)
         )
-    except TemplateError:  # for tags that only transformers defines
+    except TemplateError:  # the template has tags that only transformers defines
         variable_names = set[str]()
     return TEMPLATE_ARGUMENTS | variable_names
 
@@ -381,7 +387,7 @@ def _load_part(label: str, part: Mapping[str, Any], sampling_rate: int) -> dict[
     values = [part[name] for name in MEDIA_PART_KEYS[kind] if part.get(name) is not None]
     if len(values) != 1:
         names = ", ".join(MEDIA_PART_KEYS[kind])
-        raise InputError(f"{label} has {len(values)} of {names}; give {kind}=...")
+        raise InputError(f"{label} has {len(values)} of {names}; give one of them")
     value = (
         load_image(values[0], label)
         if kind == "image"

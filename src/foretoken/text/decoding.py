@@ -1,7 +1,7 @@
-"""Decode token ids to text: whole, incrementally, up to a stop string or one token at a time; and
-compare the vocabularies of two tokenizers.
+"""Decode token ids to text: all at once, incrementally, up to a stop string or one token at a time.
+Compare the vocabularies of two tokenizers.
 
-EOS and stop token ids are handled by the caller, which closes the text instead of appending them.
+The caller handles EOS and stop token ids: it closes the text instead of appending such an id.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def decode(
 def decode_continuation(
     tokenizer: PreTrainedTokenizerBase, prompt: list[int], tokens: list[int]
 ) -> str:
-    """Return the text that `tokens` add to the text of `prompt`. Decoded alone they would lose
-    their first space, which SentencePiece decoders drop at the start."""
+    """Return the text that `tokens` add to the text of `prompt`. If decoded alone, the tokens would
+    lose a space at their start, which SentencePiece decoders drop."""
     return IncrementalDetokenizer(tokenizer, prompt).add(tokens, last=True)
 
 
 def count_offsets(
     tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], text: str
 ) -> list[int]:
-    """Return the offset of each token in `text`, their decoded text. Special tokens that `text`
-    does not contain have width 0."""
+    """Return the offset in characters of each token in `text`, the decoded text of all tokens.
+    Special tokens that `text` does not contain have width 0."""
     start = decode(tokenizer, list(tokens), keep_special_tokens=True).find(text)
     stream = IncrementalDetokenizer(tokenizer, keep_special_tokens=start >= 0)
     offsets = (stream.add_token(token).offset - max(0, start) for token in tokens)
@@ -52,18 +52,19 @@ def count_offsets(
 
 
 class TokenText(NamedTuple):
-    """Text that a token adds, and the token's offset in characters."""
+    """The text that a token adds, and the token's offset in the whole text, in characters."""
 
     text: str
     offset: int
 
 
 class IncrementalDetokenizer:
-    """Detokenizes tokens as they arrive after a prompt; the pieces concatenate to the added text.
+    """Detokenizes the tokens after a prompt as they arrive. It returns pieces of text, which
+    concatenate to the text that the tokens add to the prompt's.
 
     A piece that ends within a character, or within a run of byte tokens, is held back until later
-    tokens complete it; this includes bytes at the end of the prompt. Each call decodes only the
-    tokens since the last piece but one, so its cost does not grow with the text.
+    tokens complete it. Such a character may begin in the prompt. Each call decodes only the tokens
+    since the last piece but one, so its cost does not grow with the text.
     `pending_text`: the held-back text as it decodes if no token follows.
     """
 
@@ -79,7 +80,8 @@ class IncrementalDetokenizer:
         added = tokenizer.added_tokens_decoder.items()
         specials = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
         self._skipped_ids: set[int] = set() if keep_special_tokens else specials
-        self._tokens = list(prompt)  # of the last piece (at first the prompt), then held-back ones
+        # tokens of the last piece (at first the prompt), then tokens held back
+        self._tokens = list(prompt)
         self._num_emitted_tokens = len(self._tokens)  # tokens of the last piece in `_tokens`
         self._length = self._offset = 0  # length of the final text; offset of the last token
         self.pending_text = ""
@@ -92,7 +94,7 @@ class IncrementalDetokenizer:
             decode(self.tokenizer, tokens, keep_special_tokens=self._keep_special_tokens)
             for tokens in (self._tokens[: self._num_emitted_tokens], self._tokens)
         )
-        new = now[len(commonprefix([before, now])) :]  # it may complete the prompt's character
+        new = now[len(commonprefix([before, now])) :]  # may complete a character of the prompt
         if not new or (not last and self._can_still_change(now)):
             self.pending_text = new
             return ""
@@ -130,15 +132,15 @@ class IncrementalDetokenizer:
 
 
 class StoppingDetokenizer:
-    """Text that new tokens add to a prompt's, cut at the first stop string.
+    """Detokenizes new tokens after a prompt, and cuts the text at the first stop string.
 
     The text ends with the first token after which the text, decoded as if no token followed,
-    contains a stop string. Replacement characters at its end, which the next token may complete,
-    count only in `close`. If it contains several stop strings, the one that begins first wins; of
-    two that begin together, the shorter, which was complete first. Stop strings must lie within the
-    new text. One that is complete within the first `min_tokens` tokens is ignored, then and later.
-    So the result, and the part of it that each token adds, depends on the tokens alone and not on
-    how they were split into steps.
+    contains a stop string. Replacement characters at the end of the text, which the next token may
+    complete, are part of a stop string only in `close`. If several stop strings are found, the text
+    ends at the one that begins first; of two that begin together, at the shorter one, which was
+    complete first. Stop strings must lie within the new text. A stop string that is complete within
+    the first `min_tokens` tokens is ignored, also later. So the text, and the part of it that each
+    token adds, depend on the tokens alone and not on how they were split into steps.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class StoppingDetokenizer:
         min_tokens: int = 0,
     ) -> None:
         """`include_stop_string`: whether the text includes the stop string or ends before it.
-        `keep_special_tokens`: whether it includes special tokens.
+        `keep_special_tokens`: whether the text includes special tokens.
         """
         assert all(stop_strings), "an empty string ends every text"
         self._stream = IncrementalDetokenizer(
@@ -190,7 +192,7 @@ class StoppingDetokenizer:
 
     def close(self) -> str | None:
         """End the text: held-back characters become final. Return the stop string that they
-        complete, or None, also if the text had ended before."""
+        complete; None if they complete none or the text had already ended."""
         if self._closed:
             return None
         self._closed, stop = True, None
@@ -208,23 +210,25 @@ class StoppingDetokenizer:
 
     @property
     def text(self) -> str:
-        """Return all of the text; before its end, as it decodes if no token follows."""
+        """Return the whole text so far. Until it has ended, it is decoded as if no token
+        followed."""
         pending = "" if self._ended else self._stream.pending_text
         return "".join([*self._emitted, self._settled, pending])
 
     def take_pieces(self) -> list[TokenText]:
-        """Return the pieces since the last call, one per token and one for the end. No later token
-        can change their text, and it begins no stop string. After `close` all pieces concatenate to
-        `text`."""
+        """Return the pieces since the last call: one per token, and one for the end. Their text is
+        final: no later token can change it or make it part of a stop string. After `close`, all
+        pieces concatenate to `text`."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def take_text(self) -> str:
-        """Return the text of `take_pieces`."""
+        """Return the text of the pieces since the last call of this or `take_pieces`."""
         return "".join(piece.text for piece in self.take_pieces())
 
     def _emit_piece(self, offset: int) -> None:
-        """Append a piece with the settled text that begins no stop string."""
+        """Append a piece: the settled text, without characters at its end that may begin a stop
+        string."""
         cut = len(self._settled) - (0 if self._ended else self._count_withheld_characters())
         text, self._settled = self._settled[:cut], self._settled[cut:]
         self._emitted.append(text)
@@ -237,7 +241,8 @@ class StoppingDetokenizer:
         Emitted text is never cut: characters that may begin a stop string are withheld.
         """
         window = settled + pending
-        min_end = self._min_length - (self._length - len(settled))  # stop strings end after it
+        # a stop string must end after it
+        min_end = self._min_length - (self._length - len(settled))
         matches = (
             (window.find(stop, max(0, min_end - len(stop) + 1)), stop) for stop in self._stops
         )
@@ -263,8 +268,8 @@ class StoppingDetokenizer:
 
 
 class TokenSpelling:
-    """Names and bytes of one tokenizer's tokens; different incomplete characters have different
-    names. Without a tokenizer, a token's name is its id."""
+    """Names and bytes of one tokenizer's tokens. Tokens with different incomplete characters have
+    different names. Without a tokenizer, a token's name is its id."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.tokenizer = tokenizer
@@ -309,8 +314,8 @@ def _format_bytes(encoded: bytes) -> str:
 
 
 def _map_letters_to_bytes() -> dict[str, int]:
-    """Return the byte of each letter in byte-level vocabularies: printable bytes are themselves,
-    the others are the characters from code point 256 on."""
+    """Return the byte that each letter of byte-level vocabularies stands for. Printable bytes are
+    their own letters; the letters of all other bytes are the characters from code point 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [encoded for encoded in range(256) if encoded not in printable]
     return {chr(encoded): encoded for encoded in printable} | {
@@ -324,7 +329,8 @@ _BYTE_OF_LETTER = _map_letters_to_bytes()
 def find_differing_tokens(
     first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase
 ) -> list[str]:
-    """Return the tokens whose ids differ between the vocabularies, or that only one has."""
+    """Return the tokens that have different ids in the vocabularies of two tokenizers, or are in
+    only one of them."""
     ours, theirs = first.get_vocab(), second.get_vocab()
     return [t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)]
 
@@ -339,14 +345,15 @@ def require_same_vocabulary(
 ) -> None:
     """Raise RefusedError if the ids of a draft model stand for other tokens than the target's.
 
-    Compares the vocabularies, so padding of the output layer does not matter. Without two
-    tokenizers it compares the sizes; `remedy` is then the end of the message.
+    It compares the vocabularies of the tokenizers, so padding of the output layers does not matter.
+    If a tokenizer is missing, it compares the sizes of the output layers; `remedy` is then the end
+    of the message.
     """
     if draft is None or target is None:
         if draft_V != target_V:
             raise RefusedError(
-                f"{draft_name} has {draft_V} output rows and the target {target_V}, and there are "
-                "no two tokenizers to compare; "
+                f"{draft_name} has {draft_V} output rows and the target {target_V}, and without "
+                "both tokenizers their vocabularies cannot be compared; "
                 + (remedy or "give a draft with the target's tokenizer")
             )
         return
@@ -356,7 +363,7 @@ def require_same_vocabulary(
         tokens = ours.keys() | theirs.keys()
         raise RefusedError(
             f"{draft_name} has another tokenizer: {len(different)} of the {len(tokens)} tokens in "
-            f"either vocabulary differ, {token!r} is id {theirs.get(token)} there and "
+            f"either vocabulary differ, {token!r} is id {theirs.get(token)} in the draft and "
             f"{ours.get(token)} in the target; "
             "give a draft with the same vocabulary, or 'lookup'"
         )

@@ -1,5 +1,6 @@
 """Rewrite JSON schemas so that llguidance follows them exactly: keywords that it misinterprets are
-refused, or replaced by equivalent ones. Schemas stay in place, as references may point to them."""
+refused, or replaced by equivalent ones. A rewritten schema stays at its place in the document, as
+references may point to it."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ from fractions import Fraction
 from typing import Any
 from urllib.parse import unquote
 
-# Without \u: if other names are allowed, it would spell a property's name in a second way that
-# avoids the property's schema. llguidance then drops control characters without a short escape
+# All escapes except \u, for objects that may have properties of other names: with \u, the name of a
+# declared property could be spelled in a second way, which would avoid the property's schema. With
+# these escapes, llguidance does not allow control characters that have no short escape
 ALLOWED_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
 MAX_NUMBER = 2**63 - 1024  # the largest float within 64 bits
-MIN_EXPONENT = -60  # exponent of the number next to zero: llguidance's regular expressions' limit
+MIN_EXPONENT = -60  # of the smallest number that llguidance's regular expressions support
 CONTROL_CHARACTER = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 REGEX_CHARACTER = re.compile(
     r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\c[A-Za-z]|\\.|\[\^?|.", re.DOTALL
@@ -45,10 +47,10 @@ def rewrite_schema(schema: Any, spaces: dict[str, Any]) -> Any:
 
     Args:
         schema: parsed JSON.
-        spaces: default of `x-guidance`: which whitespace is allowed.
+        spaces: default of llguidance's options `x-guidance`: the whitespace that is allowed.
 
     Raises:
-        ValueError: there is no equivalent; the message names the keyword and the remedy.
+        ValueError: there is no equivalent schema; the message names the keyword and the remedy.
     """
     if not isinstance(schema, dict):
         return schema
@@ -63,7 +65,8 @@ def rewrite_schema(schema: Any, spaces: dict[str, Any]) -> Any:
 
 
 def _iter_subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield a schema and those within it, also at unknown keywords: a reference may point there."""
+    """Yield a schema and all schemas within it, even at unknown keywords, as a reference may point
+    there."""
     if isinstance(schema, list):
         for each in schema:
             yield from _iter_subschemas(each)
@@ -83,7 +86,8 @@ def _allows_other_names(schema: dict[str, Any]) -> bool:
 
 
 def _require_writable(schema: dict[str, Any]) -> None:
-    """Raise ValueError for required control characters, which ALLOWED_ESCAPES cannot spell."""
+    """Raise ValueError if a schema requires a control character, which ALLOWED_ESCAPES cannot
+    spell."""
     named = [schema.get("const"), schema.get("enum"), schema.get("required")]
     strings = [*_iter_strings([*named, dict.fromkeys(schema.get("properties") or {})])]
     pattern = schema.get("pattern")
@@ -91,8 +95,9 @@ def _require_writable(schema: dict[str, Any]) -> None:
     for text in strings:
         if found := CONTROL_CHARACTER.search(text):
             raise ValueError(
-                f"the control character {found[0]!r} has no spelling if properties of other "
-                "names are allowed; set additionalProperties to false, or leave it out"
+                f"the control character {found[0]!r} is not supported in a schema that allows "
+                "additional properties; set additionalProperties to false, or leave the character "
+                "out"
             )
 
 
@@ -108,8 +113,8 @@ def _iter_strings(value: Any) -> Iterator[str]:
 
 
 def _find_literals(pattern: str) -> str:
-    """Return the characters that a regular expression names one by one, without those in ranges and
-    excluding sets, which are not required."""
+    """Return the characters that a regular expression names one by one. Characters in ranges and in
+    excluding sets are left out, because a match need not contain them."""
     literals, within, excluding = list[str](), False, False
     parts = REGEX_CHARACTER.findall(pattern)
     for i, part in enumerate(parts):
@@ -123,7 +128,8 @@ def _find_literals(pattern: str) -> str:
 
 
 def _unescape_character(part: str) -> str:
-    """Return the character that part of a regular expression stands for, or the part itself."""
+    """Return the character that a part of a regular expression stands for; for any other part, the
+    part itself."""
     if part == "\\0":
         return "\0"
     if len(part) > 2:
@@ -141,7 +147,7 @@ def _rewrite(schema: Any) -> Any:
     _narrow_bounds(exact, "minimum", 1)
     _narrow_bounds(exact, "maximum", -1)
     if not isinstance(exact.get("items"), list):
-        exact.pop("additionalItems", None)  # without meaning here, but it hides prefixItems
+        exact.pop("additionalItems", None)  # has no effect here, but hides prefixItems
     patterns = _get_format_patterns(exact.get("format"))
     if patterns and isinstance(exact.get("allOf", []), list):
         exact["allOf"] = [*exact.get("allOf", []), *({"pattern": each} for each in patterns)]
@@ -169,9 +175,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _narrow_bounds(schema: dict[str, Any], name: str, inside: int) -> None:
-    """Replace bounds that llguidance misinterprets: excluded whole numbers, some of which it
-    allows, and bounds excluded by draft 4's boolean become included neighbors. `inside`: 1 or
-    -1."""
+    """Replace exclusive bounds that llguidance misinterprets by inclusive bounds at the nearest
+    allowed number: those at whole numbers, some of which llguidance allows, and those of JSON
+    schema draft 4, in which exclusiveMinimum is a boolean. `inside`: the direction of the allowed
+    numbers, 1 for a minimum and -1 for a maximum."""
     exclusive = f"exclusive{name.capitalize()}"
     closed, opened = schema.get(name), schema.get(exclusive)
     if isinstance(opened, bool):
@@ -190,12 +197,13 @@ def _narrow_bounds(schema: dict[str, Any], name: str, inside: int) -> None:
         bound = max(bounds) if inside > 0 else min(bounds)
         if abs(bound) > MAX_NUMBER:
             problem = f"{name} is {bound:g}, which exceeds 64 bits"
-            raise ValueError(f"{problem}; give one nearer to 0")
+            raise ValueError(f"{problem}; give a number nearer to 0")
         schema[name] = int(bound) if bound == bound.to_integral_value() else float(bound)
 
 
 def _round_inside(bound: Decimal, inside: int) -> Decimal:
-    """Return a bound, or the nearest one inside that is parsed without rounding."""
+    """Return the bound or, if a JSON parser rounds it, the nearest number on its inner side that is
+    parsed without rounding."""
     bound = max(bound, Decimal(-MAX_NUMBER)) if inside > 0 else min(bound, Decimal(MAX_NUMBER))
     if abs(bound) > MAX_NUMBER or _is_exact(bound):
         return bound
@@ -213,8 +221,8 @@ def _step_inside(bound: Decimal, inside: int) -> Decimal:
 
 
 def _is_exact(number: Decimal) -> bool:
-    """Return whether a JSON parser that rounds the digits before scaling them parses this
-    exactly."""
+    """Return whether a JSON parser parses this number exactly, if it rounds the digits before it
+    scales them."""
     if number == number.to_integral_value():
         return int(number) == float(number)
     _, digits, exponent = number.as_tuple()
@@ -236,7 +244,7 @@ def _require_numbers(value: Any) -> None:
 
 
 def _require_multiples(root: dict[str, Any], schemas: list[dict[str, Any]]) -> None:
-    """Raise ValueError if a divisor is not positive, or common multiples would overflow."""
+    """Raise ValueError if a multipleOf is not above 0, or if common multiples would overflow."""
     if any(_is_number(each.get("multipleOf")) and each["multipleOf"] <= 0 for each in schemas):
         raise ValueError("multipleOf is not above 0; give a number above 0")
     if sum("multipleOf" in each for each in schemas) > 1:
@@ -246,19 +254,22 @@ def _require_multiples(root: dict[str, Any], schemas: list[dict[str, Any]]) -> N
 def _require_common_multiples(
     root: dict[str, Any], schemas: list[dict[str, Any]], seen: set[frozenset[int]]
 ) -> None:
-    """Raise ValueError if the divisors of one value, or of a value within it, have too large a
-    common multiple. `schemas`: all schemas of that value."""
+    """Raise ValueError if the divisors (multipleOf) of one value, or of a value within it, have too
+    large a common multiple. `schemas`: all schemas that the value must match; `seen`: the groups of
+    schemas that were checked before."""
     group = _collect_schemas(root, schemas)
     if (key := frozenset(group)) in seen:
         return
     seen.add(key)
     if len(seen) > MAX_SCHEMA_GROUPS:
-        raise ValueError("multipleOf is in too many combinations of schemas; leave it out")
+        raise ValueError("multipleOf is in too many combinations of schemas to check; leave it out")
     values = {Fraction(str(each["multipleOf"])) for each in group.values() if _has_divisor(each)}
     whole = [int(value * math.lcm(*(each.denominator for each in values))) for value in values]
     if len(values) > 1 and math.lcm(*whole) * max(whole) >= 2**32:
         numbers = ", ".join(str(float(value)) for value in sorted(values))
-        raise ValueError(f"multipleOf is {numbers}, too large to combine; give one")
+        raise ValueError(
+            f"multipleOf is {numbers}, and their common multiple is too large; give one"
+        )
     within: dict[str, list[Any]] = defaultdict(list)
     for each in group.values():
         for name, schema in (each.get("properties") or {}).items():
@@ -277,7 +288,8 @@ def _require_common_multiples(
 def _collect_schemas(
     root: dict[str, Any], schemas: list[dict[str, Any]]
 ) -> dict[int, dict[str, Any]]:
-    """Return schemas with all that they combine or refer to, by identity."""
+    """Return the schemas, and all schemas that they combine (allOf, anyOf, oneOf) or refer to
+    ($ref), by their id()."""
     group, waiting = dict[int, dict[str, Any]](), [*schemas]
     while waiting:
         schema = waiting.pop()
@@ -315,7 +327,8 @@ def _has_divisor(schema: dict[str, Any]) -> bool:
 
 
 def _get_format_patterns(name: Any) -> list[str]:
-    """Return the additional patterns for strings of a format."""
+    """Return the patterns to add for strings of a format. Raises ValueError for a name at which
+    llguidance allows any string."""
     patterns = FORMAT_PATTERNS.get(name, []) if isinstance(name, str) else []
     if patterns is None:
         raise ValueError(f"format is {name!r}, which is not a format; leave it out")
@@ -323,20 +336,22 @@ def _get_format_patterns(name: Any) -> list[str]:
 
 
 def _require_distinct_names(schema: dict[str, Any]) -> None:
-    """Raise ValueError if several properties are required that `required` does not name: the names
-    of these may repeat."""
+    """Raise ValueError if two or more properties are required that `required` does not name:
+    llguidance could give them the same name."""
     min_properties, required = schema.get("minProperties"), schema.get("required")
     names = {*map(str, required)} if isinstance(required, list) else set[str]()
     if isinstance(min_properties, int) and min_properties - len(names) > 1:
         raise ValueError(
-            f"minProperties is {min_properties} and required names {len(names)}; names of others "
-            "may repeat; name as many in required, or leave minProperties out"
+            f"minProperties is {min_properties} but required names only {len(names)}, so that "
+            f"other names could repeat; name {min_properties} in required, or leave minProperties "
+            "out"
         )
 
 
 def _translate_pattern(pattern: str) -> str:
     """Translate a regular expression from ECMA-262, in which sets do not nest and a dot matches no
-    line terminator. ValueError if two dashes in a set could mean a difference of sets."""
+    line terminator, for llguidance. Raises ValueError if two dashes in a set could mean a
+    difference of sets."""
     dot = "." if re.search(r"\(\?[a-z]*s", pattern) else r"[^\n\r\u2028\u2029]"
     parts, within = list[str](), False
     for part in re.findall(r"\\.|\[\^?|.", pattern, re.DOTALL):

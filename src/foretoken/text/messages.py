@@ -1,4 +1,4 @@
-"""Checks on chat messages: whether they form a conversation, and the parts of their contents."""
+"""Check that chat messages form a conversation and that the parts of their contents are valid."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ UNSUPPORTED_PARTS |= dict.fromkeys(
 
 
 def as_conversations(prompts: Any) -> list[list[Message]] | None:
-    """Return the conversations in `prompts`, a list of messages or a list of conversations; None if
-    none of them is a conversation. Raises InputError if only some are."""
+    """Return the conversations in `prompts`, which is one list of messages or a list of
+    conversations; None if no prompt is a conversation. Raises InputError if only some prompts
+    are."""
     if isinstance(prompts, Mapping) and "role" in prompts:
         raise InputError("prompts is a single message; give a list of messages")
     if _is_conversation(prompts):
@@ -35,14 +36,15 @@ def as_conversations(prompts: Any) -> list[list[Message]] | None:
         if not _is_conversation(prompt):
             problem = "empty" if prompt == [] else format_value(prompt)
             raise InputError(
-                f"prompt {i} is {problem}, others are conversations; give lists of messages only"
+                f"prompt {i} is {problem}, but other prompts are conversations; give lists of "
+                "messages only"
             )
     return [list(prompt) for prompt in prompts]
 
 
 def _is_conversation(prompt: Any) -> bool:
-    """Return whether a prompt is a conversation, by its first message alone: token ids may be
-    many."""
+    """Return whether a prompt is a conversation. Only its first item is checked, because a prompt
+    may be a long list of token ids."""
     return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 

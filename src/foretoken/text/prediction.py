@@ -1,6 +1,6 @@
-"""A request's predicted output, and the output's position within it.
+"""A request's predicted output, and the position in it that the output has reached.
 
-A function of the output tokens alone: state is cached only to save time.
+The position depends on the output tokens alone: state is cached only to save time.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ MAX_NEARBY_POSITIONS = 64  # positions searched on either side of the last certa
 class PredictedOutput:
     """Token ids of an expected output; proposes the ids that follow the output so far.
 
-    If the output leaves the prediction, its position is searched again: after the longest suffix of
-    the output that occurs in the prediction, and of equal ones the next after the last certain
-    position. A match that the next token contradicts doubles the length required of the next match,
-    up to `MAX_MATCH_TOKENS`, so an unrelated prediction soon proposes nothing.
+    If the output leaves the prediction, its position is set after the longest suffix of the output
+    that occurs in the prediction; of equally long matches, the first after the last certain
+    position is used. If the next token contradicts such a match, the required length of the next
+    match doubles, up to `MAX_MATCH_TOKENS`, so an unrelated prediction soon proposes nothing.
     """
 
     prior = (4.0, 0.9)  # as `Costs.prior`: a client sends a prediction that it expects to match
@@ -31,8 +31,8 @@ class PredictedOutput:
         self._reset()
 
     def predict_next(self, new_tokens: list[int], max_tokens: int) -> list[int]:
-        """Return at most `max_tokens` tokens that follow `new_tokens` in the prediction; [] if they
-        do not occur in it."""
+        """Return at most `max_tokens` tokens that follow `new_tokens` in the prediction; [] if
+        `new_tokens` have no position in it."""
         if new_tokens[: len(self._tokens)] != self._tokens:
             self._reset()
         for token in new_tokens[len(self._tokens) :]:

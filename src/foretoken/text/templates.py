@@ -1,8 +1,8 @@
-"""Which contents a chat template accepts, and the tokens with which it ends a turn: found by
-rendering probe messages, as no two templates are alike.
+"""Find out which contents a chat template accepts, and with which tokens it ends a turn, by
+rendering probe messages with it, as no two templates are alike.
 
-If a template fails on a probe, its source decides whether it accepts strings; for parts, the answer
-is then unknown. The end-of-turn ids in a model's own config files are handled elsewhere.
+If a template fails on a probe, its source decides whether it accepts strings; whether it accepts
+parts is then unknown. The end-of-turn ids in a model's own config files are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROBE_QUESTION, PROBE_REPLY, PROBE_NEXT_TURN = "askedforatry", "replyforatry", "
 
 def accepts_strings(template: str) -> bool:
     """Return whether the template renders a content that is a string. A template that supports
-    parts only renders nothing for a string, without an error."""
+    only parts renders nothing for a string, without an error."""
     written = _render_probe(template)
     if written is None:
         return not PARTS_LOOP_PATTERN.search(template) or bool(STRING_TEST_PATTERN.search(template))
@@ -81,7 +81,8 @@ def _render_probe(template: str, kind: str | None = None) -> str | None:
 
 
 def find_turn_end_ids(control: Mapping[str, int]) -> set[int]:
-    """Return the ids of the control tokens (name -> id) that end a turn or a document."""
+    """Return the ids of the tokens that end a turn or a document. control: the ids of a
+    vocabulary's control tokens by name."""
     parted = any(names <= control.keys() for names in SPLIT_TURN_TOKENS)
     names = TURN_END_TOKENS & control.keys() - ({"<|end|>"} if parted else set())
     return {control[name] for name in names}

@@ -69,7 +69,10 @@ class Swapper(FunctionDrafter):
 
 @pytest.mark.parametrize(
     ("liar", "lie"),
-    [(Swapper, "was not sampled"), (RoundedClaim, "from another distribution than the q reported")],
+    [
+        (Swapper, "was proposed, but"),
+        (RoundedClaim, "from another distribution than the q reported"),
+    ],
 )
 def test_lies_are_named(liar, lie):
     assert any(lie in line for line in logged(liar(Q)).lies)

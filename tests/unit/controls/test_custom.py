@@ -84,12 +84,18 @@ def broken(scores):
     ("how", "message"),
     [
         (broken, r"processor Breaks raised KeyError: 'no such\\nthing'"),
-        (lambda scores: scores[0], r"processor Breaks returned \(5,\); it must return \(1, 5\)"),
+        (
+            lambda scores: scores[0],
+            r"processor Breaks returned \(5,\); it must return a tensor of shape \(1, 5\)",
+        ),
         (
             lambda scores: scores[:, :3],
-            r"processor Breaks returned \(1, 3\); it must return \(1, 5\)",
+            r"processor Breaks returned \(1, 3\); it must return a tensor of shape \(1, 5\)",
         ),
-        (lambda scores: None, r"processor Breaks returned NoneType; it must return \(1, 5\)"),
+        (
+            lambda scores: None,
+            r"processor Breaks returned NoneType; it must return a tensor of shape \(1, 5\)",
+        ),
         (lambda scores: scores.tolist(), "processor Breaks returned list"),
         (lambda scores: scores * torch.nan, "processor Breaks returns a score of NaN or infinity"),
         (lambda scores: scores - torch.inf, "processor Breaks allows no token after"),
@@ -133,9 +139,7 @@ def test_what_no_single_row_can_honour_is_refused(name):
     """Each of them is a class of transformers."""
     kind = getattr(logits_process, name, None) or getattr(stopping_criteria, name)
     instance = object.__new__(kind)
-    with pytest.raises(
-        RefusedError, match=f"^{name} .*, which is not possible for a single sequence"
-    ):
+    with pytest.raises(RefusedError, match=f"^{name} .*; leave it out"):
         require_supported([instance])
     with pytest.raises(RefusedError, match=f"^{name} "):
         require_supported([LogitsProcessorList([instance])])
@@ -219,7 +223,7 @@ def test_more_logprobs_than_tokens(name):
 
 
 def test_prompt_logprobs_of_an_encoders_prompt():
-    with pytest.raises(RefusedError, match="^prompt_logprobs: the prompt is the encoder's input"):
+    with pytest.raises(RefusedError, match="^prompt_logprobs does not work for an encoder-decoder"):
         spec(encoder_decoder=True).generate([1], prompt_logprobs=0)
 
 

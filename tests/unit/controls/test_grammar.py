@@ -300,8 +300,8 @@ def test_a_grammar_without_words_for_it():
                 ["a", "x"],
                 decoders.Sequence([decoders.ByteFallback(), decoders.Replace("x", "y")]),
             ),
-            "structured output does not support this tokenizer: its token 2 decodes to 'y', "
-            "not 'x'; ",
+            "structured output does not support this tokenizer: it decodes token 2 to 'y', "
+            "llguidance to 'x'; ",
         ),
     ],
     ids=["none", "text", "wordpiece", "replaced"],

@@ -173,7 +173,7 @@ def test_a_role_that_the_template_names_is_known():
         ([[{"role": "user"}]], "message 0 has the content None; give a str or a list of parts"),
         ([[{"role": "user", "content": 3}]], "message 0 has the content 3"),
         ([[USER | {"content": "\udc80"}]], "message 0 is not valid text; give text in UTF-8"),
-        ([[USER], 3], "chat_template is 3; give the source"),
+        ([[USER], 3], "chat_template is 3; give Jinja source"),
         (
             [[USER], "chat.jinja"],
             "chat_template is 'chat.jinja', which is not a template; give the",
@@ -232,9 +232,12 @@ def test_one_conversation_several_or_none():
     ("prompts", "problem"),
     [
         (USER, "prompts is a single message; give a list of messages"),
-        ([[USER], "a"], "prompt 1 is 'a', others are conversations; give lists of messages only"),
-        ([[], [USER]], "prompt 0 is empty, others are conversations"),
-        ([[1, 2], [USER]], r"prompt 0 is \[1, 2\], others are"),
+        (
+            [[USER], "a"],
+            "prompt 1 is 'a', but other prompts are conversations; give lists of messages only",
+        ),
+        ([[], [USER]], "prompt 0 is empty, but other prompts are conversations"),
+        ([[1, 2], [USER]], r"prompt 0 is \[1, 2\], but other prompts are"),
     ],
 )
 def test_prompts_that_are_conversations_in_part(prompts, problem):

@@ -81,7 +81,7 @@ def test_a_schema_is_followed_to_the_letter(schema: Any, good: list[str], bad: l
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"minProperties": 2, "type": "object"}, "minProperties is 2 and required names 0"),
+        ({"minProperties": 2, "type": "object"}, "minProperties is 2 but required names only 0"),
         (
             {"const": 2**53 + 1},
             "the number 9007199254740993 cannot .*; leave it out, or give a string",
@@ -89,7 +89,7 @@ def test_a_schema_is_followed_to_the_letter(schema: Any, good: list[str], bad: l
         ({"enum": [1, [{"a": 1e20}]]}, "the number 1e\\+20 cannot"),
         (
             {"type": "integer", "minimum": 10**19},
-            "minimum is 1.*, which exceeds 64 bits; give one nearer to 0",
+            "minimum is 1.*, which exceeds 64 bits; give a number nearer to 0",
         ),
         ({"type": "string", "format": "unknown"}, "format is 'unknown', which is not a format"),
         ({"type": "string", "pattern": "[+--]"}, "pattern '\\[\\+--\\]' has -- within"),
@@ -109,7 +109,10 @@ def test_a_schema_is_followed_to_the_letter(schema: Any, good: list[str], bad: l
             {"type": "integer", "exclusiveMinimum": 0, "maximum": 0.5},
             r"minimum \(1\) is greater than",
         ),
-        ({"properties": {"a": {"const": "a\x1b"}}}, r"the control character '\\x1b' has no"),
+        (
+            {"properties": {"a": {"const": "a\x1b"}}},
+            r"the control character '\\x1b' is not supported",
+        ),
         ({"properties": {"a": {"enum": [{"\x01": 1}]}}}, "control character"),
         ({"properties": {"a\x01": {}}, "type": "object"}, "control character"),
         ({"properties": {"a": {"pattern": "^a\\x01b$"}}}, "control character"),

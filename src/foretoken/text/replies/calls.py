@@ -1,5 +1,5 @@
-"""Function calls in the forms that chat models use: parsed from text, and as rules of a Lark
-grammar for constrained decoding. The marks around calls are in `formats`."""
+"""The syntaxes of function calls that chat models use. Each parses calls from text, and writes
+rules of a Lark grammar for constrained decoding. The marks around calls are in `formats`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from foretoken.text.json_schema import rewrite_schema
 
-# Separators of JSON in chat templates. As they are fixed, whole keys are forced tokens, which need
-# no draft
+# Separators of JSON in chat templates. As no others are allowed, whole keys are forced tokens,
+# which need no draft model
 CALL_SEPARATORS = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 # Keywords that may allow or constrain properties besides those in "properties"
 OPEN_OBJECT_KEYWORDS = {
@@ -46,8 +46,8 @@ class FunctionSignature:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Return the schema of the arguments. It forbids arguments that it does not name unless it
-        allows them explicitly, as some clients leave "additionalProperties" out."""
+        """Return the schema of the arguments. It forbids arguments other than its properties, even
+        if the client left "additionalProperties" out, unless it allows them explicitly."""
         schema = NO_PARAMETERS if self.parameters is None else {"type": "object"} | self.parameters
         if "properties" not in schema or schema.keys() & OPEN_OBJECT_KEYWORDS:
             return schema
@@ -61,7 +61,7 @@ class FunctionSignature:
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """A function call; `arguments` is JSON."""
+    """A function call; `arguments` is a JSON object as a string."""
 
     name: str
     arguments: str
@@ -71,7 +71,7 @@ FunctionSignatures = Mapping[str, FunctionSignature]
 
 
 class CallForm(Protocol):
-    """A syntax of calls."""
+    """A syntax of function calls."""
 
     def parse(self, text: str, functions: FunctionSignatures) -> list[FunctionCall]:
         """Return the calls in `text`. Raises ValueError if it contains anything else."""
@@ -79,21 +79,22 @@ class CallForm(Protocol):
 
     def build_rule(self, function: FunctionSignature, literal: LiteralWriter) -> str:
         """Return the right side of the grammar rule for a call of a function. Raises ValueError if
-        this form cannot follow its schema."""
+        this syntax cannot express the function's schema."""
         ...
 
     def start_stream(self) -> CallStream | None:
-        """Return a parser of an incomplete call; None if its text is not JSON."""
+        """Return an incremental parser of a call; None if its arguments are not written as JSON."""
         ...
 
     def can_close(self, text: str) -> bool:
-        """Return whether a mark may close the calls after this text: not within a string."""
+        """Return whether a closing mark after `text` ends the calls. Within a string it does
+        not."""
         ...
 
 
 class CallStream:
     """Parses a call incrementally: its name first, then pieces of its arguments, a JSON object.
-    `rest`: the text after them."""
+    `rest`: the text after the arguments."""
 
     def __init__(self, head: re.Pattern[str], *, json_names: bool = False) -> None:
         """`json_names`: whether names are JSON strings."""
@@ -121,7 +122,7 @@ class CallStream:
         return text[:end]
 
     def _find_end(self, text: str) -> int:
-        """Return the index at which the arguments, an object, end."""
+        """Return the index in `text` at which the arguments end; its length if they continue."""
         for i, letter in enumerate(text):
             if self._quoted:
                 self._quoted = letter != '"' or self._escaped
@@ -140,7 +141,8 @@ class CallStream:
 
 @dataclass(frozen=True, slots=True)
 class JsonForm:
-    """`{"name": "f", "arguments": {...}}`: one, a list, or several with marks between."""
+    """`{"name": "f", "arguments": {...}}`: one object, a list of them, or several with a
+    separator."""
 
     key: str = "arguments"  # in grammars; the parser accepts "arguments" and "parameters"
     between: str = ""  # separator of several calls
@@ -168,12 +170,12 @@ class JsonForm:
 
 @dataclass(frozen=True, slots=True)
 class NamedForm:
-    """A name, a mark, and arguments in JSON."""
+    """The function's name, a mark, and the arguments in JSON."""
 
     between: str
     before: str = ""
     after: str = ""
-    pattern: str | None = None  # matches all before the arguments, if models vary; group 1: name
+    pattern: str | None = None  # of all text before the arguments, if models vary; group 1: name
 
     @property
     def head(self) -> re.Pattern[str]:
@@ -252,7 +254,7 @@ class PythonForm:
 @dataclass(frozen=True, slots=True)
 class BareKeysForm:
     """`call:f{key:<|"|>text<|"|>,other:[1,true]}`, Gemma 4's syntax: JSON with bare keys and other
-    quotes."""
+    quotation marks."""
 
     quote: str = '<|"|>'
     before: str = "call:"
@@ -320,12 +322,12 @@ class BareKeysForm:
 
 @dataclass(frozen=True, slots=True)
 class TaggedForm:
-    """A name, then each argument between marks. Strings are written verbatim, other values as
-    JSON."""
+    """The function's name, then each argument between marks. Strings are written verbatim, other
+    values as JSON."""
 
     head: tuple[str, str]  # around the name
     key: tuple[str, str]  # around an argument's name, and before its value
-    end: str  # of a value
+    end: str  # after a value
     after: str = ""
 
     def parse(self, text: str, functions: FunctionSignatures) -> list[FunctionCall]:
@@ -379,8 +381,8 @@ class TaggedForm:
 
 
 def join_rules(rules: list[str], required: list[bool], separator: str) -> str:
-    """Return a rule for these in their order, with separators between; any that is not required may
-    be left out."""
+    """Return a rule for all `rules` in their order, with separators between them. Rules that are
+    not required may be left out."""
     mark, first = json.dumps(separator), next((i for i, must in enumerate(required) if must), None)
     if first is None:  # any of them comes first, or none
         starts = range(len(rules))
@@ -398,7 +400,7 @@ def build_json_rule(schema: Any) -> str:
 
 
 def dump_json(value: Any) -> str:
-    """Return a value as JSON. Raises ValueError if it has none, such as infinity."""
+    """Return a value as JSON. Raises ValueError if JSON cannot represent it, such as infinity."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
@@ -446,8 +448,8 @@ def _evaluate_literal(value: ast.expr) -> Any:
 
 
 def _require_properties(function: FunctionSignature, form: str) -> dict[str, Any]:
-    """Return the arguments of a function by name. Raises ValueError if its schema has more than
-    named properties, which such a form cannot follow."""
+    """Return the schemas of a function's arguments by name. Raises ValueError if the function's
+    schema has other constraints, which a syntax with separate arguments cannot follow."""
     unsupported = (
         function.schema.keys()
         - {"properties", "required", "additionalProperties"}
@@ -464,7 +466,7 @@ def _require_properties(function: FunctionSignature, form: str) -> dict[str, Any
 
 
 def _is_string(schema: Any) -> bool:
-    """Return whether values are strings, which are written verbatim."""
+    """Return whether a schema allows only strings, which are written verbatim."""
     return isinstance(schema, dict) and schema.get("type") == "string"
 
 

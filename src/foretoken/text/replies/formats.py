@@ -21,8 +21,9 @@ THINK_MARKS = ("<think>", "</think>")
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """Marks around reasoning and tool calls. The strings around calls are those that a forced call
-    is generated with; `open_pattern` and `close_pattern` match variants in replies."""
+    """A format of replies: the syntax of calls (`form`), and the marks around reasoning and calls.
+    Forced calls are generated with `open` and `close`; the parser of replies uses `open_pattern`
+    and `close_pattern`, which match variants of these marks too."""
 
     name: str
     form: CallForm

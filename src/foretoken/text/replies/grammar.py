@@ -1,5 +1,5 @@
-"""Grammars of replies, in llguidance's Lark dialect: required tool calls, or calls that must be
-complete once begun, and reasoning before them."""
+"""Grammars of replies, in llguidance's Lark dialect. They require tool calls, or require calls to
+be complete once they have begun, and allow reasoning before calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foretoken.text.replies.calls import FunctionSignature, build_text_until
 from foretoken.text.replies.formats import ReplyFormat
 
 ANY_TEXT = r"/(.|\n)*/"
-ThinkingMode = Literal["no", "may", "begun"]  # reasoning in a reply; "begun": by the prompt
+ThinkingMode = Literal["no", "may", "begun"]  # reasoning: none, allowed, or begun in the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class ReplyRequirements:
 
 
 class GrammarWriter:
-    """Writes the grammar of a reply in a format. `specials`: ids of special tokens by name,
-    which the grammar refers to as tokens; `text`: grammar symbol of the text besides reasoning
-    and calls."""
+    """Writes the grammar of a reply in a format. `specials`: ids of special tokens by name, which
+    the grammar refers to as tokens; `text`: grammar symbol of the text outside reasoning and calls;
+    None: any text."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class GrammarWriter:
         self._rules: list[str] = []
 
     def write(self, thinking: ThinkingMode) -> str:
-        """Return the grammar; `thinking`: whether a reply may begin with reasoning, or within
-        it."""
+        """Return the grammar. `thinking`: whether the reply has no reasoning, may begin with
+        reasoning, or continues reasoning that the prompt has begun."""
         body = self._write_body()
         thoughts = self._write_thoughts(thinking)
         return "\n".join([f"start: {thoughts} {body}", *self._rules])

@@ -28,7 +28,8 @@ MAX_END_ATTEMPTS = 64  # attempts to find the end of the last complete call
 
 @dataclass(frozen=True, slots=True)
 class ReplyEvent:
-    """A new part of a reply: text, reasoning, or a call, with its name in its first event only."""
+    """A new part of a reply: text, reasoning, or part of a call. Only the first event of a call has
+    its name."""
 
     text: str = ""
     thought: str = ""
@@ -60,13 +61,13 @@ class ReplyReader:
 
     @property
     def thinks(self) -> bool:
-        """Return whether the next text is reasoning, as far as is known."""
+        """Return whether the reply is within reasoning, judged by the text so far."""
         region = self._splitter.region
         return region is not None and region.kind == "thought"
 
     def feed(self, text: str, *, last: bool = False, cut: str | None = None) -> list[ReplyEvent]:
-        """Return the new events. With `last` the reply is over; `cut` is the stop string that ended
-        it, or "" for a limit."""
+        """Append text and return the new events. `last`: the reply is over; `cut`: the stop string
+        that ended it, "" if a limit did, None if it is complete."""
         events: list[ReplyEvent] = []
         for piece in self._splitter.feed(text, last=last, cut=cut):
             events += self._parse_piece(piece)
@@ -216,7 +217,8 @@ def _parse_field_call(value: Any) -> FunctionCall:
 
 
 def build_format_regions(format: ReplyFormat, *, calls: bool, thoughts: bool) -> list[Region]:
-    """Return the regions of a format that a reply may have."""
+    """Return the regions that a reply in this format may have. calls, thoughts: whether it may have
+    calls and reasoning."""
     regions: list[Region] = []
     if thoughts:
         opening, closing = format.think
@@ -259,8 +261,8 @@ def build_template_regions(template: dict[str, Any], *, calls: bool) -> list[Reg
 
 
 def find_open_region(regions: list[Region], prompt: str) -> Region | None:
-    """Return the region that is open at the end of a prompt: reasoning that the template has begun.
-    Marks within messages open none."""
+    """Return the region that is open at the end of a prompt, which is reasoning that the template
+    has begun; None if there is none. Marks within messages open no region."""
     for region in regions:
         if region.kind == "thought" and region.close is not None:
             openings = list(region.open.finditer(prompt))

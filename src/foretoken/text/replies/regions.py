@@ -14,8 +14,8 @@ RegionKind = Literal["thought", "calls", "dropped"]
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A kind of region and the marks that open and close it; `close` None: the reply's end closes
-    it."""
+    """A kind of region that a reply may have, with patterns of the marks that open and close it. If
+    `close` is None, the region lasts until the reply's end; a dropped region is its mark alone."""
 
     kind: RegionKind
     open: regex.Pattern[str]
@@ -30,13 +30,13 @@ def compile_literals(*texts: str) -> regex.Pattern[str]:
 
 
 class RegionPiece(NamedTuple):
-    """New text of a region. All `raw` strings concatenate to the reply."""
+    """New text of a region. The `raw` strings of all pieces concatenate to the reply."""
 
-    region: Region | None  # None: text
+    region: Region | None  # None: text for the user
     raw: str
     text: str  # without marks
-    captures: dict[str, str]  # named groups of its opening mark
-    closed: bool = False  # whether the region ends with it
+    captures: dict[str, str]  # named groups of the region's opening mark
+    closed: bool = False  # whether the region ends with this piece
     cut: bool = False  # whether the reply was cut before the mark that closes it
 
 
@@ -52,8 +52,9 @@ class RegionSplitter:
     def feed(
         self, text: str, *, last: bool = False, cut: str | None = None
     ) -> Iterator[RegionPiece]:
-        """Yield the pieces that are final; with `last`, all the rest, except the beginning of a
-        mark if the reply is `cut`: by this stop string, or by a limit (an empty string)."""
+        """Append text and yield the pieces that are final. `last`: the reply is over, so all the
+        rest is final. `cut`: the stop string that ended it, or "" if a limit did; then the
+        beginning of a mark at its end is dropped."""
         self._buffer += text
         while True:
             mark, settled = self._find_mark(self._list_marks("thought", "calls", "dropped"), last)
@@ -88,9 +89,9 @@ class RegionSplitter:
             yield RegionPiece(self.region, text, text, self._captures)
 
     def _find_begun_mark(self, stop: str) -> int:
-        """Return the length of the buffer up to the beginning of a mark of calls that may continue
-        in the stop string. Letters and blanks alone are not a mark, nor is anything within a
-        string."""
+        """Return the length of the buffer without the beginning of a mark of calls at its end,
+        which the stop string may complete. Letters and blanks alone are not the beginning of a
+        mark, nor is anything within a string."""
         size = len(self._buffer)
         watched = self._list_marks("calls", "dropped")
         if not watched or all(each.kind != "calls" for each in self._regions):
@@ -105,15 +106,17 @@ class RegionSplitter:
         return begins if regex.search(r"[^\w\s]", self._buffer[begins:]) else size
 
     def _list_marks(self, *kinds: RegionKind) -> list[tuple[Region | None, Any]]:
-        """Return the marks that may come next, of these kinds of regions."""
+        """Return the marks of these kinds of regions that may come next, as (the region, or None
+        for the closing mark of the current one; pattern)."""
         inside = self.region
         if inside is None:
             return [(each, each.open) for each in self._regions if each.kind in kinds]
         return [(None, inside.close)] if inside.close is not None and inside.kind in kinds else []
 
     def _find_mark(self, watched: list[tuple[Region | None, Any]], last: bool) -> tuple[Any, int]:
-        """Return the first of these marks (its region, or None for a closing mark; start; end;
-        captures), or None; and the length of the final text before any mark."""
+        """Return two values: the first of these marks, as (its region or None for a closing mark,
+        start, end, captures), or None; and the length of the text that is final, because no
+        incomplete mark begins in it."""
         best, settled = None, len(self._buffer)
         for region, pattern in watched:
             if self._begun and pattern.pattern.startswith(r"\A"):
@@ -147,6 +150,6 @@ class RegionSplitter:
 
 
 def _can_grow(pattern: regex.Pattern[str], match: Any) -> bool:
-    """Return whether a match at the end of the buffer may become another one; that of a literal
-    cannot."""
+    """Return whether more text may change a match at the end of the buffer. It cannot change the
+    match of a literal."""
     return regex.escape(match[0]) != pattern.pattern
