@@ -175,7 +175,8 @@ OTHERS: dict[str, Refusal] = {
         logits_processor=[MinNewTokensLengthLogitsProcessor(2, 3, 0)],
     ),
     "a state": _entry(
-        "SynthIDTextWatermarkLogitsProcessor stores state", logits_processor=[SYNTH_ID]
+        "SynthIDTextWatermarkLogitsProcessor is not supported, because it stores state",
+        logits_processor=[SYNTH_ID],
     ),
     "a streamer of two rows": _entry(
         "a streamer takes one sequence, not 2", inputs=TWO, streamer=Recorder()

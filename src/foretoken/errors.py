@@ -238,7 +238,7 @@ VALIDATION_MESSAGES = {
     "too_short": "it is too short; its minimum length is {min_length}",
     "bytes_too_short": "it is empty",
     "bytes_type": "it is not a file; upload a file",
-    "too_long": "it is too long; its maximum length is {max_length}",
+    "too_long": "it is too long; give at most {max_length}",
     "string_pattern_mismatch": "it has characters that are not allowed",
     "missing": "it is missing",
     "extra_forbidden": "it is unknown",

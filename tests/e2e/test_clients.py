@@ -110,7 +110,7 @@ def test_what_a_reply_counts_and_leaving_frees_the_row(server):
 
 def test_what_the_server_refuses(console, there):
     long = "It was " * 2000
-    mistake(console("chat", "--raw", "-q", long, *there), "the context of 1024 tokens")
+    mistake(console("chat", "--raw", "-q", long, *there), "1024 tokens")
     mistake(console("chat", "-q", "x", *there, "--model", "tinny"), "'tinny' is not served here")
     mistake(console("chat", "-q", "x", *there, "--regex", "["), "regex")
     mistake(console("chat", "-q", "x", *there, "--presence-penalty", 3), "presence_penalty")

@@ -104,7 +104,7 @@ MISTAKES = [
     (f"{BENCH} --draft lookup --draft lookup", "names a draft twice"),
     (f"{BENCH} --batch 1,x", "batch is '1,x'; give numbers separated by commas"),
     (f"{BENCH} --batch 8,17", "batch is [8, 17]; give numbers from 1 to 16"),
-    (f"{BENCH} --target elsewhere", "--target 'elsewhere'; give one of them"),
+    (f"{BENCH} --target elsewhere", "--target is 'elsewhere'; give one of them"),
     # certify
     (f"{CERTIFY} --gamma 0", "gamma is 0; give 1 or more to certify a draft"),
     (f"{CERTIFY} --limit 0 --prompts no.txt", "limit is 0"),

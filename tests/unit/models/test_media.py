@@ -464,7 +464,7 @@ def test_masks_say_up_to_where_tokens_attend() -> None:
     holes = both.clone()
     holes[5, 2] = False
     for wrong in (holes[None, None], kinds | {"full_attention": causal[None, None]}):
-        with pytest.raises(foretoken.ForetokenError, match="does not know"):
+        with pytest.raises(foretoken.ForetokenError, match="does not support"):
             find_attention_ends(wrong, n, None)
 
 

@@ -376,7 +376,7 @@ WRONG: list[tuple[EagleFile, str]] = [
     ),
     (
         SOME.with_config(eagle_aux_hidden_state_layer_ids=[2, 18, 33]),
-        r"layers \[2, 18, 33\], .* 4 layers",
+        r"layers \[2, 18, 33\] .* 4 layers",
     ),
     (
         SOME.with_config(eagle_aux_hidden_state_layer_ids=[2, 3]),
