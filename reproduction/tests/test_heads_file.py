@@ -113,7 +113,7 @@ def test_a_target_that_exposes_no_hidden_states_is_refused(tmp_path):
 def test_heads_that_were_loaded_for_another_target(file):
     first = load(tiny.llama(), f"{HEADS}{file}")
     for target in tiny.llama(), tiny.llama(seed=1):
-        with pytest.raises(InputError, match="^HeadsDrafter reads .*another target.*load it with"):
+        with pytest.raises(InputError, match="^HeadsDrafter .*another target.*load it with"):
             load(target, first.drafter)
     again = Speculator(first.target, first.drafter)
     assert again.generate([5, 6], max_new_tokens=8, gamma=2)[0].stats.drafted

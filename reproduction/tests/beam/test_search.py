@@ -232,7 +232,7 @@ def test_what_a_beam_search_does_not_take(name, value) -> None:
     named = "temperature" if drawn else name
     with pytest.raises(RefusedError, match=f"^beam search does not take {named}="):
         beam_search(spec, "It was", **drawn | {name: value})
-    with pytest.raises(InputError, match="^beams is no option of beam_search"):
+    with pytest.raises(InputError, match="^beams is not an option of beam_search"):
         beam_search(spec, "It was", beams=2)
 
 
