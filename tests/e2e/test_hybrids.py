@@ -157,7 +157,7 @@ def test_commands_take_hybrids(tmp_path: Path, console: Run) -> None:
         assert measured.code == 0 and "plain decoding" in measured.out, measured.err
     refused = console("bench", *on_torch, "--gamma", 32, "--json")
     assert (
-        refused.code == 2 and "gamma is 32" in refused.err and "by 32 tokens; give" in refused.err
+        refused.code == 2 and "gamma is 32" in refused.err and "only 32 tokens; give" in refused.err
     )
     certified = console("certify", *on_torch)
     assert certified.code == 0 and "LOSSLESS" in certified.out, certified.err
