@@ -66,7 +66,7 @@ class InputProcessor:
     processor: Callable[[], Any] | None = None  # loads the processor of images and audio
     max_length: int | None = None  # of prompt and output together; None: the context length
 
-    def encode_prompts(
+    def list_prompts(
         self,
         prompts: Prompts,
         chat_template: str | None = None,
@@ -99,7 +99,7 @@ class InputProcessor:
     ) -> list[Request]:
         """Return the requests for the arguments of a public method. `method` is its name, for error
         messages; `template` holds chat_template and chat_template_kwargs."""
-        listed = self.encode_prompts(prompts, *template)
+        listed = self.list_prompts(prompts, *template)
         return self.make_requests(
             listed, gather_params(params, controls, len(listed), method), seed
         )

@@ -72,7 +72,7 @@ def test_an_answer_has_as_much_room_as_there_is(spec):
     with opened(spec, messages=True) as source:
         assert source.name == f"{spec.target_name}, {spec.draft_name}"
         _, tokens, reply = answered(source, TALK)
-    prompt = spec.inputs.encode_prompts([TALK], TEMPLATE.text)[0]
+    prompt = spec.inputs.list_prompts([TALK], TEMPLATE.text)[0]
     assert len(tokens) == reply.tokens == spec.target.context - len(prompt)
     with opened(spec) as source:
         assert answered(source, "It was")[2].tokens == 64

@@ -92,7 +92,7 @@ def test_good_requests_get_the_text_of_generate(url: str, spec: Any, path: str) 
             text, reason = choice.get("text"), choice["finish_reason"]
             text = choice["message"]["content"] if text is None else text
             count = answer["usage"]["completion_tokens"]
-            (read,) = spec.inputs.encode_prompts([prompt])
+            (read,) = spec.inputs.list_prompts([prompt])
             read = spec.inputs.encode_prompt(read) if isinstance(read, str) else read
             assert answer["usage"]["prompt_tokens"] == len(read)
         assert (text, reason) == (expected.text, expected.finish_reason), body
@@ -151,7 +151,7 @@ def test_a_prompts_logprobs_are_told_as_vllm_does(url: str, spec: Any) -> None:
         }
     chat = SAMPLING | {"messages": HELLO, "prompt_logprobs": 0}
     told = post(url, "/v1/chat/completions", chat).json()["prompt_logprobs"]
-    assert told[0] is None and len(told) == len(spec.inputs.encode_prompts([HELLO])[0])
+    assert told[0] is None and len(told) == len(spec.inputs.list_prompts([HELLO])[0])
 
 
 def test_a_prompt_is_told_again_with_its_logprobs(url: str, spec: Any) -> None:
@@ -267,7 +267,7 @@ def test_tokens_and_back(url: str, spec: Any) -> None:
     assert "".join(answer["token_strs"]).endswith("was")
     assert post(url, "/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": "It was"}
     chat = post(url, "/tokenize", {"messages": HELLO}).json()
-    assert chat["tokens"] == spec.inputs.encode_prompts([HELLO])[0]
+    assert chat["tokens"] == spec.inputs.list_prompts([HELLO])[0]
 
 
 def test_steps_are_told_to_who_asks(url: str, spec: Any) -> None:

@@ -168,11 +168,11 @@ class PromptEncoder:
         if holds_media(prompt):
             prompt = [self._decode_media(i, turn) for i, turn in enumerate(cast(Any, prompt))]
             return cast(
-                Any, self.spec.inputs.encode_prompts(cast(Any, prompt), template, variables)[0]
+                Any, self.spec.inputs.list_prompts(cast(Any, prompt), template, variables)[0]
             )
         if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], int)):
             (prompt,) = cast(
-                Any, self.spec.inputs.encode_prompts(cast(Any, prompt), template, variables)
+                Any, self.spec.inputs.list_prompts(cast(Any, prompt), template, variables)
             )
         return self.spec.inputs.encode_prompt(cast(Any, prompt))
 
