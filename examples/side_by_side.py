@@ -60,7 +60,8 @@ def answer(
     plain, fast = (1 / median(times) for times in seconds.values())
     console.print(
         f"\n{plain:.0f} tokens per second without drafts, {fast:.0f} with drafts: "
-        f"{fast / plain:.2f}x, {made.stats.tokens_per_call:.1f} tokens per forward pass of the target"
+        f"{fast / plain:.2f}x, {made.stats.tokens_per_call:.1f} tokens per forward pass of the "
+        "target"
     )
     return fast / plain
 
