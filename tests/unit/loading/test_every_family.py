@@ -51,7 +51,7 @@ MESSAGES = (
 )
 FORMS = [*families.FORMS]  # the best first
 RESULTS = json.loads(families.RESULT.read_text())
-LARGE = 40  # seconds that the census took: such a class takes gigabytes
+LARGE = 10  # seconds that the census took: such a class takes gigabytes, which a worker would keep
 KNOWN = {each["name"]: Verdict(**each) for each in RESULTS["families"]}
 DAILY = (  # of each outcome and way to run
     *("LlamaForCausalLM", "T5ForConditionalGeneration", "JambaForCausalLM", "xLSTMForCausalLM"),
