@@ -134,11 +134,11 @@ def test_chats_with_pictures_are_those_of_generate(pictured: str, expected: dict
         assert [choice["message"]["content"] for choice in choices] == [expected[name]] * 2
     image = {"type": "input_image", "image_url": url(file(RED)), "detail": "auto"}
     content = [image, {"type": "input_text", "text": "What is it?"}]
-    client = openai.OpenAI(base_url=f"{pictured}/v1", api_key="none", max_retries=0)
     asked: Any = {"model": "tiny", "input": [{"role": "user", "content": content}]}
     asked |= {"max_output_tokens": 10, "temperature": 0}
-    assert client.responses.create(**asked).output_text == expected["red"]
-    events = [*client.responses.create(**asked, stream=True)]
+    with openai.OpenAI(base_url=f"{pictured}/v1", api_key="none", max_retries=0) as client:
+        assert client.responses.create(**asked).output_text == expected["red"]
+        events = [*client.responses.create(**asked, stream=True)]
     assert events[-1].response.output_text == expected["red"]  # pyright: ignore
     assert httpx2.get(f"{pictured}/v1/speculation").json()["media"] == ["image"]
     with_one, plain = (
@@ -254,10 +254,17 @@ def send(address: str, sound: Any, path: str = "transcriptions", **fields: Any) 
     return httpx2.post(f"{address}/v1/audio/{path}", data=fields, files=files, timeout=60)
 
 
-def test_transcriptions_are_those_of_the_library(spoken: str, whispers: tuple[str, str]) -> None:
+@pytest.fixture
+def client(spoken: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{spoken}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_transcriptions_are_those_of_the_library(
+    spoken: str, client: openai.OpenAI, whispers: tuple[str, str]
+) -> None:
     spec = foretoken.load(*whispers, **LOADING)
     long, short = noise(31), noise(3)  # two windows, and one
-    client = openai.OpenAI(base_url=f"{spoken}/v1", api_key="none", max_retries=0)
     create = client.audio.transcriptions.create
 
     def ask(sound: bytes, **more: Any) -> Any:
