@@ -67,8 +67,8 @@ class StopCondition(Protocol):
         ...
 
     def close(self) -> str | None:
-        """Check the text that was withheld so far, as the sequence ends; return the reason if this
-        text stops the sequence, else None."""
+        """Check the characters that were withheld so far, as the sequence ends; return the reason
+        if they stop the sequence, else None."""
         ...
 
 
@@ -251,7 +251,8 @@ class SequenceState:
         self.close()
 
     def close(self) -> None:
-        """Close the stop conditions: the text that they withheld may still stop the sequence."""
+        """Close the stop conditions: the characters that they withheld may still stop the
+        sequence."""
         for ending in self.stop_conditions:
             if (reason := ending.close()) is not None:
                 self._stop(reason)
@@ -270,7 +271,7 @@ class Completion:
     """One output of a prompt.
 
     Attributes:
-        text: The output's text; None without a tokenizer.
+        text: The decoded output; None without a tokenizer.
         tokens: The output's token ids, including a final end-of-sequence token.
         finish_reason: "stop", "length", "interrupted" or "error".
         seed: The sequence's key; `seed=[completion.seed]` generates the same output again.
@@ -329,7 +330,7 @@ class Piece:
     """New output in a stream; the pieces of a sequence concatenate to its completion.
 
     Attributes:
-        text: The new text; None without a tokenizer.
+        text: The new characters; None without a tokenizer.
         tokens: The new token ids.
         logprobs: The logprobs of these tokens; None if not requested.
         row: The index of the sequence in the stream.

@@ -108,7 +108,7 @@ def step(
     Algorithm 1), or from an approximation if the verifier is lenient.
 
     Args:
-        seqs: The sequences of the batch; row b of target and drafter is seqs[b].
+        seqs: The sequences of the batch; sequence b of target and drafter is seqs[b].
         target: The target, with the sequences in its cache.
         drafter: The drafter, with the sequences in its cache.
         verifier: Accepts or rejects draft tokens.
@@ -403,7 +403,7 @@ def _mask_invalid(
 
 
 def _count_leading_valid(valid: Tensor) -> Tensor:
-    """Return the number of positions before the first invalid one in each row, `[B]`."""
+    """Return the number of positions before the first invalid one in each sequence, `[B]`."""
     return valid.long().cumprod(1).sum(1)
 
 
@@ -432,8 +432,8 @@ def _apply_controls(
     """Return the logits after the sequences' controls, which depend at each position on the tokens
     before it, and by row the first position at which the controls leave no token.
 
-    From that position on, the row's logits are left unchanged: nothing is sampled from them, but
-    the verifier needs finite numbers.
+    From that position on, the sequence's logits are left unchanged: nothing is sampled from them,
+    but the verifier needs finite numbers.
     """
     dead_ends: dict[int, _DeadEnd] = {}
     if all(seq.controls is None for seq in seqs):

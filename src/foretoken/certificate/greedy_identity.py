@@ -95,8 +95,8 @@ def _score_position(
 
 
 def _get_first_q(draft: Draft, p: Tensor) -> Tensor:
-    """Return the distribution of each row's first draft token, `[n, V]`, with the dtype of p; 0 for
-    rows without one."""
+    """Return the distribution of each sequence's first draft token, `[n, V]`, with the dtype of p;
+    0 for rows without one."""
     if not draft.tokens.shape[1]:
         return torch.zeros_like(p)
     drafted = (draft.lengths > 0).to(p)[:, None].cpu()

@@ -1,5 +1,5 @@
-"""Tests of sampled outputs: their tokens must have the target's distribution, and the outputs the
-same distribution as those of plain decoding."""
+"""Tests of sampled outputs: each token must have the target's distribution, and whole outputs must
+have the same distribution as outputs of plain decoding."""
 
 from __future__ import annotations
 

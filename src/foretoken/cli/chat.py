@@ -67,7 +67,7 @@ def chat(
     """
     # Report mistakes before models load, which takes seconds
     target = option.merge_target(place, target)
-    options = sampling.given
+    options = sampling.chosen_values
     SamplingParams(**options)
     if quick is not None and not quick.strip():
         raise InputError("--quick is empty; give a prompt")
@@ -75,7 +75,10 @@ def chat(
     SEED("seed", seed or 0)
     message_flags = _list_given_flags(rendering) + ["--system-prompt"] * bool(system_prompt)
     if raw and message_flags:
-        raise InputError(f"{message_flags[0]} needs messages; leave it or --raw out")
+        raise InputError(
+            f"{message_flags[0]} has an effect only on chat messages, which --raw does not use; "
+            "leave out one of the two"
+        )
     template = ChatTemplate() if raw else rendering.template
     spec = None
     if server.url is None:

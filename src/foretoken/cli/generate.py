@@ -62,7 +62,7 @@ def generate(
     # Report mistakes before torch is imported, which takes seconds, and before models load
     target, prompt = option.split_arguments(words, target)
     target = option.resolve_target(target)
-    options, template = sampling.given, messages.template
+    options, template = sampling.chosen_values, messages.template
     speculation = asdict(SpeculationOptions(gamma, rule, lenience))
     SEED("seed", seed)
     cluster.require()

@@ -201,7 +201,7 @@ class SequenceOptions(StructuredOutputOptions, PerSequenceGroup):
     """Sampling options of a command that generates one output per prompt."""
 
     @property
-    def given(self) -> dict[str, Any]:
+    def chosen_values(self) -> dict[str, Any]:
         """The options that the user set, as JSON values keyed by field of `SamplingParams`. Raises
         InputError for an invalid value."""
         values: dict[str, Any] = {**vars(self), "structured": self.build_structured()}

@@ -71,7 +71,8 @@ def parse_speculative_config(text: str | None, *flags: Any) -> SpeculativeSettin
         return given
     if given != SpeculativeSettings():
         raise InputError(
-            "--speculative-config sets --draft, --gamma and --rule too; give either it or these"
+            "--speculative-config sets --draft, --gamma and --rule too; give either "
+            "--speculative-config or those options"
         )
     if plan := load_plan(text):
         return SpeculativeSettings(plan.draft, plan.generate.gamma, plan.generate.rule)

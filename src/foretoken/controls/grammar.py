@@ -3,8 +3,8 @@ grammar or choice.
 
 llguidance (the extra `grammar`) compiles grammars and computes the allowed tokens. This module adds
 support for several EOS ids (llguidance supports one), and rollback from any state, even after
-tokens that are not allowed. Every tokenization of a matching text is allowed. Tokens are decoded as
-if other tokens preceded them, because SentencePiece's decoders drop a space at the beginning.
+tokens that are not allowed. Every tokenization of a matching string is allowed. Tokens are decoded
+as if other tokens preceded them, because SentencePiece's decoders drop a space at the beginning.
 """
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ class GrammarMatcher:
         return torch.where(mask.to(scores.device), scores, -math.inf)
 
     def find_forced_tokens(self) -> list[int]:
-        """Return a tokenization of the text that the grammar forces next; [] if it forces none.
-        These are only draft tokens: other tokens may decode to the same text, and the last token
+        """Return a tokenization of the string that the grammar forces next; [] if it forces none.
+        These are only draft tokens: other tokens may decode to the same string, and the last token
         may extend beyond it."""
         if self._forced is None:
             self._forced = [] if self._num_tokens_after_end else self._tokenize_forced_text()
@@ -218,7 +218,7 @@ class GrammarMatcher:
 
     def _tokenize_forced_text(self) -> list[int]:
         tokens = self._vocabulary.lexicon.tokenize_bytes(self._state.compute_ff_bytes())
-        tokens = tokens[: self._state.validate_tokens(tokens)]  # a normalizer may change the text
+        tokens = tokens[: self._state.validate_tokens(tokens)]  # a normalizer may change the string
         V, ends = self._vocabulary.V, self._vocabulary.eos_ids
         return list(takewhile(lambda token: token < V and token not in ends, tokens))
 
@@ -277,7 +277,7 @@ def serialize_tokenizer(tokenizer: Any) -> str:
 
 def _convert_decoder(decoder: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return a tokenizer's decoder without Metaspace, which llguidance ignores. Its replacement
-    decodes to the same text except at the beginning of a text."""
+    decodes to the same string except at the beginning of an output."""
     parts: list[dict[str, Any]] = [decoder] if decoder else []
     if decoder and decoder["type"] == "Sequence":
         parts = decoder["decoders"]
@@ -294,8 +294,8 @@ def _convert_decoder(decoder: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _require_spelling(lexicon: LLTokenizer, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise InputError if llguidance and the tokenizer decode one of a sample of tokens
-    differently. Each token is decoded after a letter, as decoders may treat the beginning of a text
-    differently."""
+    differently. Each token is decoded after a letter, as decoders may treat the beginning of a
+    string differently."""
     ids = [id for id in range(lexicon.vocab_size) if not lexicon.is_special_token(id)]
     letter = next((id for id in ids if lexicon.decode_bytes([id]).isalnum()), None)
     if letter is None:
@@ -369,8 +369,8 @@ def build_symbol(structured: Structured) -> str:
 
 def _build_lark(text: str) -> dict[str, Any]:
     """Return a Lark grammar whose masks contain every token that continues a match. Without
-    `no_forcing`, if only one text can follow, a mask contains only the first token of its
-    tokenization, which may even decode to another text or be missing in the output layer."""
+    `no_forcing`, if only one string can follow, a mask contains only the first token of its
+    tokenization, which may even decode to another string or be missing in the output layer."""
     return {"lark_grammar": f"{text}\n{NO_FORCING}"}
 
 

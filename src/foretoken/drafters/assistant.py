@@ -35,7 +35,7 @@ class SharedKVModel(Protocol):
         ...
 
     def begin(self, rows: list[int]) -> None:
-        """Select the target's rows that the next `step` calls draft for, and fix their present
+        """Select the target's sequences that the next `step` calls draft for, and fix their present
         lengths."""
         ...
 
@@ -145,8 +145,8 @@ class AssistantDrafter(Drafter):
 
 
 def _spread_rows(logits: Tensor, rows: list[int], count: int) -> Tensor:
-    """Return the logits of these rows as `[count, V]`, with zeros in the rows that get no draft
-    tokens."""
+    """Return the logits of these sequences as `[count, V]`, with zeros in the rows that get no
+    draft tokens."""
     if len(rows) == count:
         return logits
     every = logits.new_zeros(count, logits.shape[1])

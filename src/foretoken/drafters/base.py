@@ -1,7 +1,7 @@
 """The base class of drafters, the `Draft` that they return, and functions that build a `Draft`.
 
 A drafter identifies its sequences by row, their index in the batch. When sequences leave the batch,
-the rows after them move up.
+later sequences move up.
 """
 # torch does not annotate from_numpy()
 # pyright: reportUnknownMemberType=false
@@ -65,7 +65,7 @@ class Drafter(Component):
     To write a drafter, derive from this class: `start`, `propose`, `commit` and `leave` are
     required, everything else has a default. A drafter holds the sequences of one engine, so give
     each Speculator a drafter of its own. Sequences are identified by row, their index in the batch;
-    when sequences leave, the rows after them move up.
+    when sequences leave, later sequences move up.
 
     Attributes:
         vocab_size: V of its distributions, equal to the target's; None if it returns no
@@ -166,7 +166,7 @@ class Drafter(Component):
         raise NotImplementedError
 
     def leave(self, rows: list[int]) -> None:
-        """Remove finished sequences; the rows after them move up.
+        """Remove finished sequences; later sequences move up.
 
         Args:
             rows: The finished sequences' indices in the batch.
@@ -433,8 +433,8 @@ def make_token_choice(
 
 
 def pack_chained(chain: ChainedTokens, lengths: list[int], calls: int, draw: Draw) -> Draft:
-    """Return a `Draft` of the tokens that one call of a model made, `lengths[b]` of them in row b.
-    Also add the masses of their distributions to `draw`."""
+    """Return a `Draft` of the tokens that one call of a model made, `lengths[b]` of them in
+    sequence b. Also add the masses of their distributions to `draw`."""
     draw.masses += [] if chain.q is None else chain.masses.unbind(1)
     tops = None if is_known_finite(chain.tops) else chain.tops
     return Draft(chain.tokens, _to_tensor(lengths), chain.q, calls, tops)

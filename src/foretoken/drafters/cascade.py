@@ -204,7 +204,7 @@ class _InnerControls:
 def _make_inner_sequence(
     tokens: list[int], limit: int, key: SequenceKey, b: int, draw: Draw
 ) -> SequenceState:
-    """Return the sequence of the inner step whose output becomes the draft tokens of row b. It
+    """Return the sequence of the inner step whose output becomes the draft tokens of sequence b. It
     computes no logprobs."""
     params, controls = draw.params[b], draw.controls[b]
     if params.logprobs is not None:

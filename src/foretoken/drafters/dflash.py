@@ -59,28 +59,28 @@ class BlockModel(Protocol):
         ...
 
     def permute(self, rows: list[int]) -> None:
-        """Replace row b by row rows[b], for all b."""
+        """Replace sequence b by the former sequence rows[b], for all b."""
         ...
 
     def leave(self, rows: list[int]) -> None:
-        """Remove these rows; the rows after them move up."""
+        """Remove these sequences; later sequences move up."""
         ...
 
     def append_context(self, states: list[Tensor]) -> int:
-        """Append the target's hidden states to the contexts: `[n, W]` for each row, n may differ.
-        Return the number of forward passes."""
+        """Append the target's hidden states to the contexts: `[n, W]` for each sequence, n may
+        differ. Return the number of forward passes."""
         ...
 
     def predict_block(self, anchors: list[int], counts: list[int]) -> tuple[Tensor, Tensor]:
-        """Run the model on one block for each row: the row's last token, anchors[b], and counts[b]
-        draft tokens after it. Return hidden states `[B, G, H]` and logits `[B, G, Vd]` at the draft
-        tokens."""
+        """Run the model on one block for each sequence: the sequence's last token, anchors[b], and
+        counts[b] draft tokens after it. Return hidden states `[B, G, H]` and logits `[B, G, Vd]` at
+        the draft tokens."""
         ...
 
     def condition_on_previous(
         self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Compute the logits of the next draft token of each row, given the token before it.
+        """Compute the logits of the next draft token of each sequence, given the token before it.
 
         states, logits: what `predict_block` returned for this draft token. tokens: `[B]`, the token
         before it. memory: None at the first draft token of a block, then as the previous call
@@ -118,8 +118,8 @@ class SampleOrArgmax:
         self.attempts: list[dict[bool, Tensor]] = []
 
     def sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
-        """Return draft token i of each row, `[B]`, and q, `[B, V]`; q is None if the tokens are
-        certain."""
+        """Return draft token i of each sequence, `[B]`, and q, `[B, V]`; q is None if the tokens
+        are certain."""
         use_argmax = self.num_correct[i, True] > self.num_correct[i, False]
         # the method to use comes last: `draw` shapes the next logits by the token it sampled last
         tokens_by_way = {
@@ -162,7 +162,7 @@ class BlockDrafter(Drafter):
         self.identity = model.identity
         self.seqs: list[_BlockSequence] = []
         self.sampler = SampleOrArgmax()
-        self.lengths: list[int] = []  # number of draft tokens of each row in the last block
+        self.lengths: list[int] = []  # number of draft tokens of each sequence in the last block
         if model.ids is not None and int(model.ids.max()) >= target.vocab_size:
             raise InputError(
                 f"the draft can propose token id {format_value(int(model.ids.max()))}, but the "
@@ -222,8 +222,9 @@ class BlockDrafter(Drafter):
     ) -> tuple[list[int], list[Tensor], list[Tensor], list[Tensor]]:
         """Choose the tokens of a block one after another.
 
-        Returns the number of draft tokens of each row, and three lists with one tensor per depth:
-        the ids, the distributions (an empty list if the tokens are certain) and the largest logits.
+        Returns the number of draft tokens of each sequence, and three lists with one tensor per
+        depth: the ids, the distributions (an empty list if the tokens are certain) and the largest
+        logits.
         """
         lengths = budget
         ids: list[Tensor] = []

@@ -153,8 +153,8 @@ class LMDrafter(Drafter):
         return pack(draft_tokens, calls=calls)
 
     def _build_next_blocks(self, ids: Tensor, active: list[bool]) -> Blocks:
-        """Return the next blocks to score: the newest draft token of every active row. They stay on
-        the device if the model accepts tensors."""
+        """Return the next blocks to score: the newest draft token of every active sequence. They
+        stay on the device if the model accepts tensors."""
         if self.model.capabilities.tensors:
             return ids[:, None]
         tokens: list[int] = to_list(ids)
@@ -178,12 +178,12 @@ class LMDrafter(Drafter):
 def generate_token_by_token(
     model: Model, blocks: list[list[int]], counts: list[int], V: int | None
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Append block b to row b, then generate counts[b] tokens in row b, for all rows. Each token is
-    the most probable of the first V ids (None: of all ids). All but the last are appended to the
-    row.
+    """Append block b to sequence b, then generate counts[b] tokens in sequence b, for all
+    sequences. Each token is the most probable of the first V ids (None: of all ids). All but the
+    last are appended to the sequence.
 
-    Returns the tokens of each row and their logits; a logit is NaN or infinite if the row's logits
-    are invalid.
+    Returns the tokens of each sequence and their logits; a logit is NaN or infinite if the
+    sequence's logits are invalid.
     """
     tokens, logits = [list[int]() for _ in counts], [list[float]() for _ in counts]
     for i in range(max(counts)):

@@ -125,9 +125,10 @@ class _ForOneStep(Drafter):
 
 
 class KnownTokensDrafter(_ForOneStep):
-    """For one step, a drafter that proposes `known_tokens[b]` in row b: tokens that its request
-    predicts or its grammar forces. In rows without known tokens, it proposes the draft tokens of
-    `drafter`. Known tokens are certain, cost nothing and are verified like all draft tokens.
+    """For one step, a drafter that proposes `known_tokens[b]` in sequence b: tokens that its
+    request predicts or its grammar forces. For sequences without known tokens, it proposes the
+    draft tokens of `drafter`. Known tokens are certain, cost nothing and are verified like all
+    draft tokens.
 
     predicted: rows to leave out of the drafter's acceptance.
     """

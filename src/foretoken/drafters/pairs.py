@@ -257,7 +257,7 @@ class PairsDrafter(Drafter):
         return passes
 
     def _feed(self, counts: list[int], need: list[int]) -> Tensor:
-        """Run the decoder over the first counts[b] carried pairs of row b and return logits as
+        """Run the decoder over the first counts[b] carried pairs of sequence b and return logits as
         `score` does. Their keys and values remain cached, because these pairs have the target's
         hidden states."""
         if not any(counts):
@@ -270,9 +270,9 @@ class PairsDrafter(Drafter):
         return logits
 
     def _get_carried_pairs(self, counts: list[int]) -> tuple[list[list[int]], list[int], Tensor]:
-        """Return three things about the first counts[b] carried pairs of each row b: blocks of ids
-        for the decoder's prefix cache, the tokens of all pairs in one list, and their hidden states
-        `[sum(counts), W]`."""
+        """Return three things about the first counts[b] carried pairs of each sequence b: blocks of
+        ids for the decoder's prefix cache, the tokens of all pairs in one list, and their hidden
+        states `[sum(counts), W]`."""
         V, some = self.target.vocab_size, list(zip(self.seqs, counts, strict=True))
         blocks = [seq.get_carried_tokens(V)[:count] for seq, count in some]
         states = [seq.carried[:n] for seq, n in some if n]
@@ -284,9 +284,9 @@ class PairsDrafter(Drafter):
             seq.num_fed, seq.carried = seq.num_fed + n, seq.carried[n:]
 
     def _feed_draft_tokens(self, ids: list[int], need: list[int]) -> Tensor:
-        """Run the decoder over the last draft token ids[b] of each row b with need[b] > 0, paired
-        with the decoder's own hidden state from its last forward pass. Return logits. The keys and
-        values are rolled back at the end of `propose`."""
+        """Run the decoder over the last draft token ids[b] of each sequence b with need[b] > 0,
+        paired with the decoder's own hidden state from its last forward pass. Return logits. The
+        keys and values are rolled back at the end of `propose`."""
         rows = [b for b, x in enumerate(need) if x]
         blocks = [[token] if x else [] for token, x in zip(ids, need, strict=True)]
         states = self.decoder.hidden[:, 0]

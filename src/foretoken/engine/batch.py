@@ -37,7 +37,7 @@ class Batch:
     def __init__(self, target: Model, drafter: Drafter) -> None:
         require_separate_parts(target, drafter)
         self.target, self.drafter = target, drafter
-        self.seqs: list[SequenceState] = []  # seqs[b] is row b of the models
+        self.seqs: list[SequenceState] = []  # seqs[b] is sequence b of the models
         self.prefix_caching_parts = [
             part
             for part in list_parts(target, drafter)
@@ -240,7 +240,7 @@ class Batch:
             seq.encoder_seconds += encoded
 
     def _join_drafter(self, seqs: list[SequenceState], gained: list[list[int]]) -> None:
-        """Add `seqs`, the next sequences in the order of rows that are not in the drafter yet, to
+        """Add `seqs`, the next sequences of the batch that are not in the drafter yet, to
         the drafter. Then commit their output tokens `gained` to it; [] if they have not taken a
         step."""
         lease = self._lease

@@ -32,15 +32,15 @@ class Event:
 
     Attributes:
         id: The request's id.
-        text: The new text; None without a tokenizer.
+        text: The new characters; None without a tokenizer.
         tokens: The new token ids.
         logprobs: The logprobs of these tokens; None if the request does not ask for them.
         finish_reason: None except in the request's last event.
-        completion: The result, in the last event only. The texts of all events concatenate to its
-            text, and the tokens to its tokens.
+        completion: The result, in the last event only. The `text` and `tokens` of all events
+            concatenate to its own.
         steps: The records of the steps since the last event, usually one.
         error: The error, if finish_reason is "error".
-        pieces: The text that each of these tokens added, and its offset in the output text, in
+        pieces: The characters that each of these tokens added, and its offset in the output, in
             characters; [] without a tokenizer.
 
     Examples:

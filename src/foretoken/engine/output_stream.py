@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class OutputStream:
-    """A sequence, and how much of its output has been sent. The texts and tokens of the pieces
+    """A sequence, and how much of its output has been sent. The characters and tokens of the pieces
     concatenate to those of the completion. No step may run while a piece is taken."""
 
     seq: SequenceState
@@ -40,7 +40,7 @@ class OutputStream:
             self.transcript.take_pieces()  # the other engine has sent them
 
     def take_piece(self) -> Piece | None:
-        """Return the output tokens since the last call, with their text; None if there are none."""
+        """Return the output tokens since the last call, decoded; None if there are none."""
         tokens = self.seq.new_tokens[self.num_sent_tokens :]
         if not tokens:
             return None
@@ -52,7 +52,7 @@ class OutputStream:
         return Piece(self.take_text(len(tokens)), tokens, likelihoods, self.index)
 
     def take_text(self, count: int = 0) -> str | None:
-        """Return the text that `count` new tokens add, and set `pieces`. An end of the text that
+        """Return the characters that `count` new tokens add, and set `pieces`. An end that
         may be the beginning of a stop string is withheld. Return None without a tokenizer."""
         if self.transcript is None:
             return None
@@ -84,7 +84,7 @@ def make_output_stream(
 
 
 def decode_output(seq: SequenceState, tokenizer: PreTrainedTokenizerBase | None) -> str | None:
-    """Return the output's text; None without a tokenizer."""
+    """Return the decoded output; None without a tokenizer."""
     if tokenizer is None:
         return None
     transcript = find_transcript(seq)

@@ -135,14 +135,16 @@ def _to_floats(value: Any, label: str) -> NDArray[np.float32]:
         values = np.asarray(value)
     except Exception as error:  # a tensor with gradients, in bfloat16 or on a GPU
         problem = f"{label} cannot be converted to an array: {to_one_line(error)}"
-        raise InputError(f"{problem}; give floats, -1 to 1, or int16") from None
+        raise InputError(f"{problem}; give floats from -1 to 1, or int16") from None
     if values.ndim != 1:
         raise InputError(f"{label} has the shape {values.shape}; give one channel of samples")
     if values.dtype.kind == "f":
         _require_levels(values, label)
         return values.astype("float32")
     if str(values.dtype) not in ("int16", "int32"):  # other types have no fixed range
-        raise InputError(f"{label} is an array of {values.dtype}; give floats, -1 to 1, or int16")
+        raise InputError(
+            f"{label} is an array of {values.dtype}; give floats from -1 to 1, or int16"
+        )
     return (values / 2.0 ** (8 * values.itemsize - 1)).astype("float32")
 
 

@@ -27,7 +27,7 @@ Blocks = list[list[int]] | Tensor
 
 def count_block_tokens(blocks: Blocks, need: list[int]) -> list[int]:
     """Return the number of tokens in each block of a `score` call. A tensor of blocks is padded, so
-    `need` gives the number for each row."""
+    `need` gives the number for each sequence."""
     return need if isinstance(blocks, Tensor) else [len(block) for block in blocks]
 
 
@@ -169,11 +169,11 @@ class Scorer(Component, ABC):
         """Append block b to sequence b, for all sequences, in one forward pass; a block may be
         empty.
 
-        A tensor `[B, W]` on the model's device is padded on the right with any ids: block b is the
-        first need[b] tokens of row b.
+        `blocks` may also be a tensor `[B, W]` on the model's device, padded on the right with any
+        ids; block b is then the first need[b] tokens of row b.
 
-        Returns logits `[B, max(need), V]`, valid until the next forward pass: row b has the logits
-        of the last need[b] tokens of block b, followed by finite padding.
+        Returns logits `[B, max(need), V]`, valid until the next forward pass: sequence b has the
+        logits of the last need[b] tokens of block b, followed by finite padding.
         """
 
     @abstractmethod

@@ -309,11 +309,11 @@ def compute_outputs(
     """Compute o_t = S_t^T q_t of new tokens, `[B, H, W, Dv]`.
 
     Args:
-        q: `[B, Hk, W, Dk]`, as are the keys k; v `[B, H, W, Dv]`, of H / Hk heads for each key.
+        q, k: `[B, Hk, W, Dk]`. v: `[B, H, W, Dv]`; H / Hk heads of values share one head of keys.
         g: Log decays, at most 0: `[B, H, W, 1]`, or one for each channel, `[B, H, W, Dk]` (H = Hk).
         beta: `[B, H, W, 1]` for the delta rule (arXiv 2412.06464), in which u_t = beta_t (v_t -
             decayed S_(t-1)^T k_t); None: u = v (Mamba2, arXiv 2405.21060).
-        S: The state at the base, `[B, H, Dk, Dv]`.
+        S: The stored state, before the pending tokens (at the base), `[B, H, Dk, Dv]`.
         kp, up: k and u of the P pending tokens.
         log_decays: As from `compute_log_decays`, `[B, H, P + 1, 1 or Dk]`; -inf for padding.
 

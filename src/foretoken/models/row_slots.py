@@ -36,18 +36,18 @@ def allocate_slots(slots: list[int], num_rows: int) -> list[int]:
 
 
 def find_repeated_rows(slots: list[int]) -> list[int]:
-    """Return the rows that have the same slot as an earlier row."""
+    """Return the indices of sequences that have the same slot as an earlier one."""
     return [b for b, slot in enumerate(slots) if slot in slots[:b]]
 
 
 def find_rows_to_compact(slots: list[int]) -> list[int]:
-    """Return the rows whose slot is B or more, for B sequences: they must move to free slots below
-    B."""
+    """Return the indices of sequences whose slot is B or more, of B: they must move to free slots
+    below B."""
     return [b for b, slot in enumerate(slots) if slot >= len(slots)]
 
 
 def order_by_slot(slots: list[int]) -> list[int]:
-    """Return the rows in the order of their slots."""
+    """Return the indices of sequences in the order of their slots."""
     return sorted(range(len(slots)), key=slots.__getitem__)
 
 
@@ -64,7 +64,7 @@ def compute_max_positions(lengths: list[int], unit: int) -> int:
 
 
 def add_spare_rows(num_rows: int) -> int:
-    """Return `num_rows` plus half as many spare rows, for sequences that may join later."""
+    """Return `num_rows` plus half as many, for sequences that may join later."""
     return num_rows + num_rows // 2
 
 
@@ -163,7 +163,7 @@ LONG_ROW_OFFSET = 2**24  # added to the positions of long sequences (`Model.set_
 
 
 def list_remaining_rows(num_rows: int, leaving_rows: list[int]) -> list[int]:
-    """Return the rows that do not leave."""
+    """Return the indices of the sequences that do not leave."""
     left = set(leaving_rows)
     return [b for b in range(num_rows) if b not in left]
 

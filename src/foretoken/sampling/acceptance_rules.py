@@ -6,7 +6,7 @@ distributions: that of n, the number of accepted draft tokens, and that of the n
 The verifier samples from both. A test can therefore prove a rule lossless by enumeration.
 
 Shapes: p [B, G+1, V], q [B, G, V] or None (certain draft tokens), x [B, G], lengths [B] (draft
-tokens per row). Entries past a row's length are padding and have no influence.
+tokens per sequence). Entries past a sequence's length are padding and have no influence.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class Outcome:
         return at_least[:, :-1] - at_least[:, 1:]
 
     def n(self, uniforms: Tensor) -> Tensor:
-        """Sample n, `[B]`, with one uniform number u in [0, 1) per row: the number of draft tokens
-        i with u < P(n > i). A draft token with acceptance probability 0 is never accepted."""
+        """Sample n, `[B]`, with one uniform number u in [0, 1) per sequence: the number of draft
+        tokens i with u < P(n > i). A draft token with acceptance probability 0 is never
+        accepted."""
         return (uniforms[:, None] < self.survival).sum(1)
 
     def compute_next_distribution(self, n: Tensor) -> Tensor:

@@ -124,9 +124,9 @@ def sample(distributions: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -
 def locate(
     distributions: Tensor, uniforms: Tensor, cdf: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return ids as `sample` does, and the total probability of every row, `[B]` each. The caller
-    passes the latter to `require_mass`: a check here would make the host wait for the device. For
-    an invalid distribution, any id may be returned."""
+    """Return ids as `sample` does, and the total probability of each distribution, `[B]` each. The
+    caller passes the latter to `require_mass`: a check here would make the host wait for the
+    device. For an invalid distribution, any id may be returned."""
     if cdf is None and tokens.can_compute(distributions):
         return tokens.draw(distributions, uniforms)
     if distributions.is_cpu:
@@ -179,8 +179,8 @@ def require_mass(masses: list[float]) -> None:
 def require_valid_logits(logits: Tensor, whose: str, starts: list[int], counts: list[int]) -> None:
     """Raise NumericsError for invalid `logits [B, n, V]`: NaN, +inf, or nothing but -inf.
 
-    It checks the first `counts[b]` positions of row b, which begin at position `starts[b]` of the
-    sequence. whose: "target" or "draft", for the message.
+    It checks the first `counts[b]` positions of sequence b, which begin at position `starts[b]` of
+    the sequence. whose: "target" or "draft", for the message.
     """
     require_finite(cast(list[list[float]], logits.amax(-1).tolist()), whose, starts, counts)
 
@@ -204,7 +204,7 @@ def require_finite(
 
 
 def make_invalid_error(top: float, whose: str, position: int, row: int) -> NumericsError:
-    """Return the error for logits with maximum `top`, at a position of the sequence in `row`."""
+    """Return the error for logits with maximum `top`, at a position of sequence `row`."""
     kind = "NaN" if math.isnan(top) else "+inf" if top > 0 else "nothing but -inf"
     return NumericsError(
         f"the {whose}'s logits hold {kind} at position {position} of row {row}; "

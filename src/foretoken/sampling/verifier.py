@@ -36,23 +36,23 @@ COMPILED_RULES = {EXACT_RULES[name]: name for name in tokens.KERNEL_RULES}
 
 @dataclass(frozen=True, slots=True)
 class ScoredBlock:
-    """The draft tokens of every row, and the target's logits at each of them and after the last.
-    Entries beyond a row's length are padding and have no influence."""
+    """The draft tokens of every sequence, and the target's logits at each of them and after the
+    last. Entries beyond a sequence's length are padding and have no influence."""
 
     logits: Tensor  # [B, G+1, V]
     x: Tensor  # [B, G], the draft tokens
-    lengths: Tensor  # [B], draft tokens per row
+    lengths: Tensor  # [B], draft tokens per sequence
     # [B, G, V], the distributions that x was sampled from; None: the drafter was certain of x
     q: Tensor | None
 
     def select(self, rows: list[int]) -> ScoredBlock:
-        """Return the block with only these rows."""
+        """Return the block with only these sequences."""
         q = None if self.q is None else self.q[rows]
         return ScoredBlock(self.logits[rows], self.x[rows], self.lengths[rows], q)
 
 
 class Verification(NamedTuple):
-    """A verifier's result for every row; tensors on the logits' device."""
+    """A verifier's result for every sequence; tensors on the logits' device."""
 
     n: Tensor  # [B]: number of accepted draft tokens
     t: Tensor  # [B]: the token after them
@@ -65,7 +65,7 @@ class Verification(NamedTuple):
 
 
 class Verifier(Protocol):
-    """A function that verifies the draft tokens of every row."""
+    """A function that verifies the draft tokens of every sequence."""
 
     @property
     def draw_class(self) -> type[Draw]:
@@ -73,8 +73,8 @@ class Verifier(Protocol):
         ...
 
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
-        """Verify a block with each row's sampling params (`draw.params`) and the random numbers of
-        `draw`."""
+        """Verify a block with each sequence's sampling params (`draw.params`) and the random
+        numbers of `draw`."""
         ...
 
 
@@ -165,7 +165,7 @@ class CoupledVerifier:
 @dataclass(frozen=True, slots=True)
 class TemperatureVerifier:
     """A verifier for batches of mixed temperatures: `greedy` verifies the rows at temperature 0,
-    `sampled` all other rows."""
+    `sampled` all other sequences."""
 
     greedy: Verifier
     sampled: Verifier
@@ -178,7 +178,7 @@ class TemperatureVerifier:
         rows: tuple[list[int], list[int]] = ([], [])
         for b, params in enumerate(draw.params):
             rows[not params.greedy].append(b)
-        if not all(rows):  # the usual case: all rows use the same verifier
+        if not all(rows):  # the usual case: all sequences use the same verifier
             return (self.greedy if rows[0] else self.sampled)(block, draw)
         verifications = [
             _fill_in(
@@ -221,8 +221,8 @@ def make_verifier(rule: Rule, lenience: float = 1.0) -> Verifier:
 
 
 def compares_with_argmax(verifier: Verifier, draw: Draw) -> bool:
-    """Return whether the verifier, for all rows of `draw`, only compares the draft tokens with the
-    argmax."""
+    """Return whether the verifier, for all sequences of `draw`, only compares the draft tokens with
+    the argmax."""
     one = verifier.greedy if isinstance(verifier, TemperatureVerifier) and draw.greedy else verifier
     return isinstance(one, GreedyVerifier)
 
@@ -242,14 +242,15 @@ def _fill_in(verification: Verification, block: ScoredBlock, draw: Draw) -> Veri
 
 
 def _gather_after(values: Tensor, n: Tensor) -> Tensor:
-    """Return the entries of `values [B, G+1]` after the n accepted draft tokens of each row,
+    """Return the entries of `values [B, G+1]` after the n accepted draft tokens of each sequence,
     `[B]`."""
     return values.gather(1, n[:, None]).squeeze(1)
 
 
 def draws_by_kernel(verifier: Verifier, draw: Draw) -> bool:
-    """Return whether all rows are verified by a rule that the kernels implement, which requires
-    that no row is greedy. Such a verification is exact, and its `p` is NaN for invalid logits."""
+    """Return whether all sequences are verified by a rule that the kernels implement, which
+    requires that no sequence is greedy. Such a verification is exact, and its `p` is NaN for
+    invalid logits."""
     one = verifier.sampled if isinstance(verifier, TemperatureVerifier) else verifier
     sampled = isinstance(one, SampledVerifier) and one.rule in COMPILED_RULES
     return sampled and not any(params.greedy for params in draw.params)

@@ -135,7 +135,7 @@ class Routes:
         app.post("/tokenize", **keyed)(self.tokenize)
         app.post("/detokenize", **keyed)(self.detokenize)
         app.get("/health", responses={503: {"description": "No engine is running."}})(self.health)
-        app.get("/ready", responses={503: {"description": "No engine is ready."}})(self.ready)
+        app.get("/ready", responses={503: {"description": "No engine is ready."}})(self.readiness)
         app.get("/version")(self.version)
         app.get("/metrics", response_class=PlainTextResponse)(self.get_metrics)
         app.get("/", include_in_schema=False)(self.page)
@@ -242,7 +242,7 @@ class Routes:
         }
         return JSONResponse(health, 200 if healthy else 503)
 
-    async def ready(self) -> Response:
+    async def readiness(self) -> Response:
         """Return 200 if every model accepts requests now, else 503."""
         state = self.served_models.state
         return JSONResponse({"status": state}, 200 if state == "ready" else 503)

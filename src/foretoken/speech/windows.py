@@ -128,8 +128,8 @@ class WindowTranscriber:
         return ids[len(prompt) + (not has_prompt) :]
 
     def _build_inputs(self, samples: NDArray[np.float32]) -> dict[str, Tensor]:
-        """Return the arguments of `generate` that the processor makes from a window's samples.
-        Raises InputError if it refuses them."""
+        """Return the arguments of `generate`, which the processor makes from a window's samples.
+        Raises InputError if the processor refuses the samples."""
         rate = get_audio_feature_extractor(self.processor).sampling_rate
         request = get_request_function(self.network, self.processor)
         if request is self.processor:

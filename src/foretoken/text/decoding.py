@@ -1,7 +1,7 @@
 """Decode token ids to text: all at once, incrementally, up to a stop string or one token at a time.
 Compare the vocabularies of two tokenizers.
 
-The caller handles EOS and stop token ids: it closes the text instead of appending such an id.
+The caller handles EOS and stop token ids: it ends the output instead of appending such an id.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def decode(
 def decode_continuation(
     tokenizer: PreTrainedTokenizerBase, prompt: list[int], tokens: list[int]
 ) -> str:
-    """Return the text that `tokens` add to the text of `prompt`. If decoded alone, the tokens would
-    lose a space at their start, which SentencePiece decoders drop."""
+    """Return the string that `tokens` add to the decoded `prompt`. If decoded alone, the tokens
+    would lose a space at their start, which SentencePiece decoders drop."""
     return IncrementalDetokenizer(tokenizer, prompt).add(tokens, last=True)
 
 
 def count_offsets(
     tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], text: str
 ) -> list[int]:
-    """Return the offset in characters of each token in `text`, the decoded text of all tokens.
+    """Return the offset in characters of each token in `text`, the decoded tokens.
     Special tokens that `text` does not contain have width 0."""
     start = decode(tokenizer, list(tokens), keep_special_tokens=True).find(text)
     stream = IncrementalDetokenizer(tokenizer, keep_special_tokens=start >= 0)
@@ -52,20 +52,20 @@ def count_offsets(
 
 
 class TokenText(NamedTuple):
-    """The text that a token adds, and the token's offset in the whole text, in characters."""
+    """The characters that a token adds, and its offset in the output, in characters."""
 
     text: str
     offset: int
 
 
 class IncrementalDetokenizer:
-    """Detokenizes the tokens after a prompt as they arrive. It returns pieces of text, which
-    concatenate to the text that the tokens add to the prompt's.
+    """Detokenizes the tokens after a prompt as they arrive. It returns pieces, which
+    concatenate to the string that the tokens add to the prompt.
 
     A piece that ends within a character, or within a run of byte tokens, is held back until later
     tokens complete it. Such a character may begin in the prompt. Each call decodes only the tokens
-    since the last piece but one, so its cost does not grow with the text.
-    `pending_text`: the held-back text as it decodes if no token follows.
+    since the last piece but one, so its cost does not grow with the output.
+    `pending_text`: the held-back characters as they decode if no token follows.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class IncrementalDetokenizer:
         *,
         keep_special_tokens: bool = False,
     ) -> None:
-        """`keep_special_tokens`: whether the text includes special tokens."""
+        """`keep_special_tokens`: whether the output includes special tokens."""
         self.tokenizer, self._keep_special_tokens = tokenizer, keep_special_tokens
         added = tokenizer.added_tokens_decoder.items()
         specials = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
@@ -83,12 +83,12 @@ class IncrementalDetokenizer:
         # tokens of the last piece (at first the prompt), then tokens held back
         self._tokens = list(prompt)
         self._num_emitted_tokens = len(self._tokens)  # tokens of the last piece in `_tokens`
-        self._length = self._offset = 0  # length of the final text; offset of the last token
+        self._length = self._offset = 0  # number of final characters; offset of the last token
         self.pending_text = ""
 
     def add(self, tokens: list[int], *, last: bool = False) -> str:
-        """Append `tokens` and return the text that became final; with `last`, all remaining
-        text."""
+        """Append `tokens` and return the characters that became final; with `last`, all
+        remaining ones."""
         self._tokens += tokens
         before, now = (
             decode(self.tokenizer, tokens, keep_special_tokens=self._keep_special_tokens)
@@ -104,7 +104,7 @@ class IncrementalDetokenizer:
         return new
 
     def add_token(self, token: int) -> TokenText:
-        """Append one token; return the text that became final and the token's offset.
+        """Append one token; return the characters that became final and the token's offset.
 
         The offset counts the characters that are complete before the token, so all tokens of one
         character have the same offset. It does not depend on later tokens.
@@ -132,15 +132,15 @@ class IncrementalDetokenizer:
 
 
 class StoppingDetokenizer:
-    """Detokenizes new tokens after a prompt, and cuts the text at the first stop string.
+    """Detokenizes new tokens after a prompt, and cuts the output at the first stop string.
 
-    The text ends with the first token after which the text, decoded as if no token followed,
-    contains a stop string. Replacement characters at the end of the text, which the next token may
-    complete, are part of a stop string only in `close`. If several stop strings are found, the text
-    ends at the one that begins first; of two that begin together, at the shorter one, which was
-    complete first. Stop strings must lie within the new text. A stop string that is complete within
-    the first `min_tokens` tokens is ignored, also later. So the text, and the part of it that each
-    token adds, depend on the tokens alone and not on how they were split into steps.
+    The output ends with the first token after which it, decoded as if no token followed, contains a
+    stop string. Replacement characters at the end of the output, which the next token may complete,
+    are part of a stop string only in `close`. If several stop strings are found, the output ends at
+    the one that begins first; of two that begin together, at the shorter one, which was complete
+    first. Stop strings must lie within the output. A stop string that is complete within the first
+    `min_tokens` tokens is ignored, also later. So the output, and the part of it that each token
+    adds, depend on the tokens alone and not on how they were split into steps.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class StoppingDetokenizer:
         keep_special_tokens: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        """`include_stop_string`: whether the text includes the stop string or ends before it.
-        `keep_special_tokens`: whether the text includes special tokens.
+        """`include_stop_string`: whether the output includes the stop string or ends before it.
+        `keep_special_tokens`: whether the output includes special tokens.
         """
         assert all(stop_strings), "an empty string ends every text"
         self._stream = IncrementalDetokenizer(
@@ -164,18 +164,18 @@ class StoppingDetokenizer:
         self._include_stop_string, self._min_tokens = include_stop_string, min_tokens
         self._max_tail = max(map(len, stop_strings), default=1) - 1
         self._count = 0  # tokens
-        self._length = 0  # length of the final text
-        self._min_length = 0  # length of the text of the first `min_tokens` tokens
+        self._length = 0  # number of final characters
+        self._min_length = 0  # number of characters of the first `min_tokens` tokens
         self._pieces: list[TokenText] = []  # not taken yet
-        self._emitted: list[str] = []  # text of all pieces
-        self._settled = ""  # final text after `_emitted`, which may begin a stop string
-        self._tail = ""  # the last `_max_tail` characters of the final text
+        self._emitted: list[str] = []  # all pieces
+        self._settled = ""  # final characters after `_emitted`, which may begin a stop string
+        self._tail = ""  # the last `_max_tail` final characters
         self._ended = self._closed = False
 
     def append_token(self, token: int) -> str | None:
         """Append a token and return the stop string that it completes, or None. After a stop string
-        the text has ended and accepts no token."""
-        assert not self._ended, "the text has ended"
+        the output has ended and accepts no token."""
+        assert not self._ended, "the output has ended"
         new, offset = self._stream.add_token(token)
         self._count += 1
         self._settled += new
@@ -191,8 +191,8 @@ class StoppingDetokenizer:
         return stop
 
     def close(self) -> str | None:
-        """End the text: held-back characters become final. Return the stop string that they
-        complete; None if they complete none or the text had already ended."""
+        """End the output: held-back characters become final. Return the stop string that they
+        complete; None if they complete none or the output had already ended."""
         if self._closed:
             return None
         self._closed, stop = True, None
@@ -210,24 +210,24 @@ class StoppingDetokenizer:
 
     @property
     def text(self) -> str:
-        """Return the whole text so far. Until it has ended, it is decoded as if no token
+        """Return the whole output so far. Until it has ended, it is decoded as if no token
         followed."""
         pending = "" if self._ended else self._stream.pending_text
         return "".join([*self._emitted, self._settled, pending])
 
     def take_pieces(self) -> list[TokenText]:
-        """Return the pieces since the last call: one per token, and one for the end. Their text is
+        """Return the pieces since the last call: one per token, and one for the end. They are
         final: no later token can change it or make it part of a stop string. After `close`, all
         pieces concatenate to `text`."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def take_text(self) -> str:
-        """Return the text of the pieces since the last call of this or `take_pieces`."""
+        """Return the concatenated pieces since the last call of this or `take_pieces`."""
         return "".join(piece.text for piece in self.take_pieces())
 
     def _emit_piece(self, offset: int) -> None:
-        """Append a piece: the settled text, without characters at its end that may begin a stop
+        """Append a piece: the settled characters, without those at their end that may begin a stop
         string."""
         cut = len(self._settled) - (0 if self._ended else self._count_withheld_characters())
         text, self._settled = self._settled[:cut], self._settled[cut:]
@@ -235,10 +235,10 @@ class StoppingDetokenizer:
         self._pieces.append(TokenText(text, offset))
 
     def _end_at_stop_string(self, settled: str, pending: str) -> str | None:
-        """End the text at the first stop string in `settled`, the last final characters, and
+        """End the output at the first stop string in `settled`, the last final characters, and
         `pending`, the held-back ones. Return the stop string, or None.
 
-        Emitted text is never cut: characters that may begin a stop string are withheld.
+        Emitted pieces are never cut: characters that may begin a stop string are withheld.
         """
         window = settled + pending
         # a stop string must end after it
@@ -260,7 +260,7 @@ class StoppingDetokenizer:
         self._ended = True
 
     def _count_withheld_characters(self) -> int:
-        """Count the characters at the end of the final text that may begin a stop string."""
+        """Count the characters at the end of the final ones that may begin a stop string."""
         for start in range(len(self._tail)):
             if any(stop.startswith(self._tail[start:]) for stop in self._stops):
                 return len(self._tail) - start
@@ -362,8 +362,9 @@ def require_same_vocabulary(
         ours, theirs, token = target.get_vocab(), draft.get_vocab(), min(different)
         tokens = ours.keys() | theirs.keys()
         raise RefusedError(
-            f"{draft_name} has another tokenizer: {len(different)} of the {len(tokens)} tokens in "
-            f"either vocabulary differ, {token!r} is id {theirs.get(token)} in the draft and "
+            f"{draft_name} has another tokenizer than the target: of the {len(tokens)} tokens in "
+            f"the two vocabularies, {len(different)} have different ids or are in one of them "
+            f"only; for example, {token!r} is id {theirs.get(token)} in the draft and "
             f"{ours.get(token)} in the target; "
             "give a draft with the same vocabulary, or 'lookup'"
         )

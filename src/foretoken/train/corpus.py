@@ -1,9 +1,9 @@
 """Reads training data as token ids and holds out a part of it. The data are text files, or files of
 examples: prompts with or without a reference output.
 
-For a decoder-only model, text is cut into windows. In a file of examples, each line holds a prompt
-(called source), or a prompt and its reference output (called target), in JSON or separated by a
-tab. Does not depend on models.
+For a decoder-only model, documents are cut into windows. In a file of examples, each line holds a
+prompt (called source), or a prompt and its reference output (called target), in JSON or separated
+by a tab. Does not depend on models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from foretoken.errors import InputError, describe_mismatch
 
 Item = TypeVar("Item")
 PROMPT_TOKENS = 16  # of a window
-HELD_OUT_EVERY = 16  # one text in sixteen is never trained on
+HELD_OUT_EVERY = 16  # one document in sixteen is never trained on
 
 
 def read_texts(folder: Path) -> list[str]:
@@ -32,7 +32,7 @@ def read_texts(folder: Path) -> list[str]:
     path; `folder` may also be a single such file. Line ends and blank lines are normalized. Raises
     InputError if there is no such file, or if a file cannot be read."""
     if not folder.exists():
-        raise InputError(f"there is no {folder}; give a text file, or a folder of text")
+        raise InputError(f"there is no {folder}; give a .txt file, or a folder of them")
     candidates = [folder] if folder.is_file() else folder.rglob("*")
     paths = sorted(p for p in candidates if p.name.endswith((".txt", ".txt.gz")))
     if not paths:
@@ -63,7 +63,7 @@ def _normalize_lines(text: str) -> str:
 
 
 def split_texts(texts: list[str]) -> tuple[list[str], list[str]]:
-    """Return the texts to train on and the held-out texts. If there is only one text, its last
+    """Return the documents to train on and those held out. If there is only one document, its last
     sixteenth is held out."""
     if len(texts) < 2:
         cut = len(texts[0]) - len(texts[0]) // HELD_OUT_EVERY
@@ -79,7 +79,7 @@ def hold_out(items: Sequence[Item], first: int = 0) -> tuple[list[Item], list[It
 
 
 def encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """Return all texts as one array of ids, with an end-of-text token before each text and after
+    """Return all documents as one array of ids, with an end-of-text token before each and after
     the last. Raises InputError if the tokenizer has no such token."""
     end = tokenizer.eos_token_id
     if end is None:
@@ -132,8 +132,8 @@ def read_examples(
 
     A .jsonl file has {"source": ..., "target": ...} on each line, with an optional target; a .tsv
     file has source, tab, target. Other files contain one source per line for an encoder-decoder,
-    and text that is cut into windows for a decoder (.txt and .txt.gz, a file or a folder of them).
-    Raises InputError for unreadable or insufficient data.
+    and documents that are cut into windows for a decoder (.txt and .txt.gz, a file or a folder of
+    them). Raises InputError for unreadable or insufficient data.
     """
     if path.suffix not in PAIR_SUFFIXES and not encoder_decoder:
         _require_exists(path)
@@ -172,7 +172,7 @@ def read_lines(path: Path) -> dict[int, ExampleLine]:
 
 def _require_exists(path: Path) -> None:
     if not path.exists():
-        raise InputError(f"there is no {path}; give a file of text or of sources")
+        raise InputError(f"there is no {path}; give a file of documents or of sources")
 
 
 def _cut_windows(ids: np.ndarray, length: int) -> list[Example]:

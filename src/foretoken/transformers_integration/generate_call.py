@@ -479,8 +479,8 @@ def build_stop_criteria(
 
 
 def _get_sampling_fields(config: GenerationConfig) -> dict[str, Any]:
-    """Return the sampling params of a config that samples. Values that have no effect in
-    transformers become the values by which foretoken turns the param off."""
+    """Return foretoken's sampling params for a generation config with do_sample=True. A value that
+    has no effect in transformers is replaced by the one that turns the param off in foretoken."""
     cutoffs = {name: getattr(config, name) or 0.0 for name in ("epsilon_cutoff", "eta_cutoff")}
     return {
         "temperature": 1.0 if config.temperature is None else config.temperature,

@@ -77,7 +77,7 @@ SAID: list[tuple[str, dict[str, Any]]] = [
 
 @command
 def shown(sampling: SamplingOptions) -> None:
-    print(json.dumps(sampling.given))
+    print(json.dumps(sampling.chosen_values))
 
 
 def given(function: Any, arguments: str) -> str:
@@ -109,13 +109,13 @@ def test_every_field_has_an_option():
 def test_files_become_what_must_match(tmp_path):
     (tmp_path / "s.json").write_text('{"type": "integer"}')
     (tmp_path / "g.lark").write_text("start: /a/")
-    schema = SamplingOptions(json_schema=tmp_path / "s.json").given
+    schema = SamplingOptions(json_schema=tmp_path / "s.json").chosen_values
     assert schema == {"structured": {"json_schema": {"type": "integer"}}}
-    lark = SamplingOptions(grammar=tmp_path / "g.lark").given
+    lark = SamplingOptions(grammar=tmp_path / "g.lark").chosen_values
     assert lark == {"structured": {"lark": "start: /a/"}}
     (tmp_path / "s.json").write_text("{")
     with pytest.raises(InputError, match=r"s\.json is '\{', which is "):
-        SamplingOptions(json_schema=tmp_path / "s.json").given  # noqa: B018
+        SamplingOptions(json_schema=tmp_path / "s.json").chosen_values  # noqa: B018
 
 
 # Groups of options as Typer takes them

@@ -70,7 +70,7 @@ def test_a_benchmark_is_served_as_it_was_measured(
         (("elsewhere",), "--target is 'elsewhere', but .* used '/"),
         (
             ("--rule", "block", "--gamma", 2),
-            "sets --draft, --gamma and --rule too; give either it or these",
+            "give either --speculative-config or those options",
         ),
     ):
         result = console("serve", *given, "--speculative-config", file)

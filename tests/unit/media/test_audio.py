@@ -73,7 +73,7 @@ def test_samples_themselves() -> None:
         (5, "give an audio file"),
         (np.zeros((2, 9)), "one channel"),
         (np.full(9, np.nan), "not finite"),
-        (np.zeros(9, np.uint8), "an array of uint8; give floats, -1 to 1, or int16"),
+        (np.zeros(9, np.uint8), "an array of uint8; give floats from -1 to 1, or int16"),
         (np.zeros(9, bool), "an array of bool"),
         (torch.zeros(9, requires_grad=True), "audio 2 cannot be converted to an array"),
         (torch.zeros(9, dtype=torch.bfloat16), "audio 2 cannot be converted to an array"),

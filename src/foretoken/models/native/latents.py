@@ -89,8 +89,8 @@ def read_latents(reader: NetworkReader, part: Any) -> Attention:
 
 
 def _order_outputs(heads: int, inner: int, rotary_width: int) -> RowIndices:
-    """Return the rows of the weight of queries in the kernels' order: for each head, the rows
-    without rotation, then the rotary rows, each padded to full vectors."""
+    """Return the indices of the query weight's rows, in the kernels' order: for each head the rows
+    without rotation, then the rotary rows, both groups padded to full vectors with -1."""
     each = [
         np.concatenate(
             [pad_head_rows(1, inner, start), pad_head_rows(1, rotary_width, start + inner)]

@@ -174,7 +174,7 @@ class NativeMediaModel(NativeModel):
                 self._prefill_embedded(b, prompts[b - first], one)
 
     def _prefill_embedded(self, b: int, prompt: list[int], embedded: EmbeddedPrompt) -> None:
-        """Prefill row b with a prompt that contains media. `prompt` may be shorter than the
+        """Prefill sequence b with a prompt that contains media. `prompt` may be shorter than the
         embedded prompt, or longer if the sequence joins again with its output: output tokens are
         embedded as text, even if their ids are those of media."""
         seq, n = self.seqs[b], len(embedded.ids)

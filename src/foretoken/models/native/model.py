@@ -67,7 +67,7 @@ class NativeModel(Model):
         self.seqs: list[PagedSequence] = []
         # recurrent states at the ends of prefixes, for later sequences with the same prefix
         self.state_cache: PrefixCache | None = None
-        self.token_ids: list[list[int]] = []  # the tokens of each row whose KV is cached
+        self.token_ids: list[list[int]] = []  # the tokens of each sequence whose KV is cached
         self.salts: list[Hashable] = []
         self.salt = ""  # of the sequences that join next
         # number of tokens found in the prefix cache, for each sequence of the last `start`
@@ -139,8 +139,8 @@ class NativeModel(Model):
         return self.state_cache.find(self._prefix_key, prompt[:length])
 
     def _store(self, b: int) -> None:
-        """Add row b's recurrent states to the prefix cache, for later sequences that begin with all
-        of its tokens."""
+        """Add sequence b's recurrent states to the prefix cache, for later sequences that begin
+        with all of its tokens."""
         layout, seq = self.passes.states, self.seqs[b]
         if (
             layout is None
@@ -269,8 +269,8 @@ class NativeModel(Model):
         self, passes: NativePasses, past: list[int], blocks: list[list[int]], need: list[int]
     ) -> Tensor:
         """Return logits as `score` does, but computed by the network of `passes` over this model's
-        pages, of which the first past[b] tokens of row b are cached. Does not change the sequences'
-        lengths."""
+        pages, of which the first past[b] tokens of sequence b are cached. Does not change the
+        sequences' lengths."""
         B, most, own = len(blocks), max(need, default=0), passes is self.passes
         parts = [
             SequencePart(self.seqs[b], past[b], block, need[b], b * most)
@@ -318,13 +318,13 @@ class NativeModel(Model):
         embeddings: Tensor | None = None,
     ) -> tuple[ChainedTokens, list[int]]:
         """Make draft tokens as `chain` does, but with the network of `passes` over this model's
-        pages, of which the first past[b] tokens of row b are cached. Does not change the sequences'
-        lengths.
+        pages, of which the first past[b] tokens of sequence b are cached. Does not change the
+        sequences' lengths.
 
         limits: the sequences' maximum lengths, as `check_room` takes them.
 
-        Returns the draft tokens, and the number of tokens of each row that are cached afterwards,
-        which are all but the last draft token.
+        Returns the draft tokens, and the number of tokens of each sequence that are cached
+        afterwards, which are all but the last draft token.
         """
         counts = [len(block) + max(0, g - 1) for block, g in zip(blocks, budget, strict=True)]
         check_room(past, counts, limits)
@@ -419,7 +419,7 @@ class NativeTargetCopy(Model):
 
     @property
     def lengths(self) -> list[int]:
-        """The number of cached tokens of each row: the target's tokens, and draft tokens after
+        """The number of cached tokens of each sequence: the target's tokens, and draft tokens after
         them."""
         return [
             max(own, other)
@@ -481,9 +481,9 @@ class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
         return made[:, : self.passes.width]
 
     def set_draft_pairs(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
-        """Set the inputs of the next `chain`: N pairs of a token, embedded by the table
-        `embeddings` `[V, E]`, and the target's hidden states at the taps, `states` `[N, W]`. Raises
-        MemoryError."""
+        """Set the inputs of the next call of `chain`: N pairs, each of a token and the target's
+        hidden states at the taps. `states`: these hidden states, `[N, W]`; `embeddings`: the table
+        that embeds the tokens, `[V, E]`. Raises MemoryError."""
         n, E, H = len(tokens), embeddings.shape[1], self.passes.width
         own = states.float().contiguous()
         given, joined = torch.empty(n, E + H), torch.empty(n, self._join.outputs)
@@ -497,6 +497,6 @@ class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
         self.passes.input_states = given
 
     def set_next_pairs(self, pairs: Tensor, counts: list[int]) -> None:
-        """Set the inputs of the next `score`, `[sum(counts), E + H]`: in each row an embedding,
-        then a hidden state."""
+        """Set the inputs of the next `score`, `[sum(counts), E + H]`: for each sequence an
+        embedding, then a hidden state."""
         self.passes.input_states = pairs.float().contiguous()

@@ -1,6 +1,6 @@
 """Makes the kernels' `Decoder` from the modules of a transformers decoder.
 
-A module whose name does not determine what it computes is run on random inputs to find out. A
+A module whose name does not determine its computation is run on random inputs to find out. A
 network with a weight that is not used here is refused, because it computes something unknown. The
 self-check then compares the result with transformers.
 """

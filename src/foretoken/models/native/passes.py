@@ -60,9 +60,9 @@ class DraftChain:
     result.
 
     Args:
-        budget: Number of draft tokens of each row, `[B]`.
-        first: Position of each row's first draft token, `[B]`.
-        position_shifts: Added to each row's positions to index the rotary tables, `[B]`.
+        budget: Number of draft tokens of each sequence, `[B]`.
+        first: Position of each sequence's first draft token, `[B]`.
+        position_shifts: Added to each sequence's positions to index the rotary tables, `[B]`.
         seqs: The sequences, `[B]`.
         Vd: The draft model's vocabulary size.
         choice: The rule by which tokens are chosen.
@@ -81,7 +81,7 @@ class DraftChain:
         embeddings: Tensor | None,
     ) -> None:
         B, G, V = len(budget), max(budget), choice.V
-        # if all rows draft G tokens, the kernels write every entry
+        # if all sequences draft G tokens, the kernels write every entry
         make = torch.empty if min(budget) == G else torch.zeros
         self.result = ChainedTokens(
             make(B, G, dtype=torch.int64),
@@ -266,8 +266,8 @@ class NativePasses:
         chain: DraftChain | None = None,
     ) -> PassResult:
         """Compute all parts, in passes of at most `max_tokens` tokens, and return the results.
-        Logits and hidden states `[num_rows, max_need, ..]` are undefined in rows for which no part
-        needs them.
+        Logits and hidden states `[num_rows, max_need, ..]` are undefined for sequences for which no
+        part needs them.
 
         return_tapped: True to return hidden states at the taps. chain: The draft tokens to make
         after the last pass; None: no draft tokens.

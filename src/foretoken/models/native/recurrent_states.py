@@ -102,6 +102,6 @@ class RecurrentStates:
         return RecurrentStates(self.numbers.copy(), self.bases)
 
     def check_rewind(self, b: int, old: int, new: int) -> None:
-        """Raise InputError if row b cannot be rewound from `old` to `new` tokens: below a layer's
-        base state, it can only be rewound to 0."""
+        """Raise InputError if sequence b cannot be rewound from `old` to `new` tokens: below a
+        layer's base state, it can only be rewound to 0."""
         check_rewind_to_base(b, old, new, int(self.integers[self.bases].max()))

@@ -139,7 +139,7 @@ class StockAssistant:
 
     @torch.inference_mode()
     def begin(self, rows: list[int]) -> None:
-        """Prepare the next steps for these rows of the target, at their present lengths."""
+        """Prepare the next steps for these sequences of the target, at their present lengths."""
         kinds = dict.fromkeys(self.network.layer_types)
         self._layer_inputs = {kind: self._make_layer_inputs(kind, rows) for kind in kinds}
 

@@ -61,7 +61,7 @@ MAX_STACKED_TOKENS = 64  # longer blocks would need large masks, as each is repe
 
 class NeededPositions:
     """Selects the positions whose logits are needed: of each block b, with counts[b] tokens, the
-    last need[b]. The blocks are padded on the right to one width. places: each row's slot."""
+    last need[b]. The blocks are padded on the right to one width. places: each sequence's slot."""
 
     def __init__(
         self, counts: list[int], need: list[int], places: list[int], device: torch.device
@@ -79,7 +79,7 @@ class NeededPositions:
             self.padding = send(missing[..., None], device)
         if not self.aligned:
             last = max(counts) - 1
-            # Any valid index serves for rows that need no token, and for padding
+            # Any valid index serves for sequences that need no token, and for padding
             tokens = [[min((s or 0) + i, last) for i in range(self.max_need)] for s in starts]
             self.rows = send(torch.tensor(places), device)[:, None]
             self.tokens = send(torch.tensor(tokens, dtype=torch.long), device)
@@ -186,7 +186,10 @@ def ragged_sdpa(
     # a layer that is compiled alone; its keys come from the cache
     if torch.compiler.is_compiling():
         if position_bias is not None or not can_stack_queries(query, attention_mask):
-            raise RefusedError("attention with a position bias or a long mask is not compiled")
+            raise RefusedError(
+                "attention with a position bias, with a mask for each head, or over a long block "
+                "is not compiled"
+            )
         return stacked_attention(None, query, key, value, attention_mask, scale), None
     cache = FORWARD_CONTEXT.get().cache
     if cache is not None and key is cache.last_keys:

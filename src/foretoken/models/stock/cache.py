@@ -41,7 +41,9 @@ HYBRID_LAYERS = {
 EMPTY_LAYERS = {"DummyLayer"}  # layers without a cache, some of which use another layer's
 # Families that represent an image neither by prompt tokens nor by an encoder's hidden states
 UNSUPPORTED_MODEL_TYPES = {"git", "mllama", "pp_formulanet", "udop"}
-ALTERNATIVES_HINT = "use transformers' own generate for such a model, or draft with another"
+ALTERNATIVES_HINT = (
+    "use transformers' own generate for such a model, or use another model as the draft"
+)
 KeysValues = tuple[Tensor, Tensor]  # keys and values
 
 
@@ -189,8 +191,8 @@ class RaggedCache(RewindableRows, DynamicCache):
         self.order = order_by_slot(self.slots)
 
     def get_shared_kv(self, layer: int, rows: list[int], first: int) -> SharedKV:
-        """Return a layer's keys and values for these rows, from position `first` to the end of the
-        longest of them. These are views if the rows have the first slots, in order; otherwise
+        """Return a layer's keys and values for these sequences, from position `first` to the end of
+        the longest of them. These are views if the rows have the first slots, in order; otherwise
         copies."""
         end, places = max(self.lengths[b] for b in rows), [self.slots[b] for b in rows]
         index = slice(len(places)) if places == list(range(len(places))) else places

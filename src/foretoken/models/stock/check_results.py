@@ -22,7 +22,7 @@ from foretoken.models.stock.small_copy import COPY_HEAD_DIM, shrink_config
 from foretoken.models.stock.third_party import find_third_party_sources
 from foretoken.storage.cache import get_versions, load_cached_values, save_cached_value
 
-# Incremented when the check or a checked backend changes what it computes: then checks run again
+# Incremented when the check or a checked backend changes its results: then checks run again
 CHECK_FORMAT = 15
 # For each structure key, the deviation of a family that passed, or the error message of one that
 # failed

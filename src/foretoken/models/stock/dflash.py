@@ -320,7 +320,7 @@ class StockBlockModel(Component):
             self.cache = self._make_cache(0)
 
     def leave(self, rows: list[int]) -> None:
-        """Remove the sequences of these rows; later sequences move up."""
+        """Remove these sequences; later sequences move up."""
         self.permute(list_remaining_rows(len(self.lengths), rows))
 
     @torch.inference_mode()

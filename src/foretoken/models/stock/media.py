@@ -131,9 +131,9 @@ def capture_decoder_arguments(network: Any, inputs: dict[str, Any]) -> dict[str,
 
 
 def embed_in_chunks(network: Any, inputs: dict[str, Any], size: int) -> list[dict[str, Any]]:
-    """Split a forward pass into several over at most `size` tokens. Returns the arguments of each:
-    the embeddings of tokens and media, and their positions. Raises RefusedError if the decoder
-    takes more than these."""
+    """Split a forward pass into passes of at most `size` tokens each. Returns the arguments of each
+    pass: the embeddings of tokens and media, and their positions. Raises RefusedError if the
+    decoder takes further inputs."""
     given = capture_decoder_arguments(network, inputs)
     embeds, positions = given["inputs_embeds"], given.get("position_ids")
     others = {n for n, x in given.items() if isinstance(x, Tensor)} - {

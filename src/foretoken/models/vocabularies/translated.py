@@ -236,8 +236,8 @@ class TranslatedModel(Model):
     def _extend(
         self, blocks: list[list[int]], read: list[bool] | None = None
     ) -> list[list[int] | None]:
-        """Append the blocks. Returns each sequence in draft ids, or None if its block is empty or
-        read[b] is False."""
+        """Append the blocks. Returns, for each sequence b, the whole sequence in draft ids, or None
+        if block b is empty or read[b] is False."""
         extended: list[list[int] | None] = []
         for b, (translation, block) in enumerate(zip(self._translations, blocks, strict=True)):
             translation.extend(block)

@@ -74,7 +74,8 @@ class Vocabulary:
         if backend is None:
             raise RefusedError(
                 f"{name} has no fast tokenizer ({type(tokenizer).__name__}), so the bytes of its "
-                "tokens are unknown; give fast tokenizers of transformers for both, or "
+                "tokens are unknown; give a target and a draft that both have fast tokenizers of "
+                "transformers, or "
                 "draft='lookup'"
             )
         added = {i: str(token.content) for i, token in tokenizer.added_tokens_decoder.items()}

@@ -164,8 +164,8 @@ def _format_logprobs(tokens: list[TokenLogprob], count: int, end: int) -> dict[s
     Args:
         tokens: The tokens of the choice or chunk.
         count: Number of most probable tokens that the request asks for; 0: no `top_logprobs`.
-        end: Length of the text in characters. Tokens of a stop string that was cut off get it as
-            their offset.
+        end: Length of the text in characters; no offset is larger. Tokens of a stop string, which
+            was cut off the text, get this offset.
     """
     return {
         "tokens": [each.text for each in tokens],

@@ -94,7 +94,7 @@ class CallForm(Protocol):
 
 class CallStream:
     """Parses a call incrementally: its name first, then pieces of its arguments, a JSON object.
-    `rest`: the text after the arguments."""
+    `rest`: the characters after the arguments."""
 
     def __init__(self, head: re.Pattern[str], *, json_names: bool = False) -> None:
         """`json_names`: whether names are JSON strings."""
@@ -104,7 +104,7 @@ class CallStream:
         self._depth, self._quoted, self._escaped, self._over = 0, False, False, False
 
     def feed(self, text: str) -> str:
-        """Append text; return the new part of the arguments."""
+        """Append characters; return the new part of the arguments."""
         if self.name is None:
             self._waiting += text
             match = (
@@ -482,8 +482,8 @@ def _parse_value(text: str, schema: Any) -> Any:
 
 
 def build_text_until(end: str) -> str:
-    """Return a grammar symbol for any text up to and including the first occurrence of the literal
-    `end`. The text contains no special tokens."""
+    """Return a grammar symbol for any string up to and including the first occurrence of the
+    literal `end`. The string contains no special tokens."""
     if end.startswith('"') and end.count('" ') == 0:
         return f"%lark {{\nstart[suffix={end}]: /(.|\\n)*/\n}}"
     return f"/(.|\\n)*/ {end}"

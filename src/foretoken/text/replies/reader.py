@@ -61,13 +61,13 @@ class ReplyReader:
 
     @property
     def thinks(self) -> bool:
-        """Return whether the reply is within reasoning, judged by the text so far."""
+        """Return whether the reply is within reasoning, judged by the output so far."""
         region = self._splitter.region
         return region is not None and region.kind == "thought"
 
     def feed(self, text: str, *, last: bool = False, cut: str | None = None) -> list[ReplyEvent]:
-        """Append text and return the new events. `last`: the reply is over; `cut`: the stop string
-        that ended it, "" if a limit did, None if it is complete."""
+        """Append characters and return the new events. `last`: the reply is over; `cut`: the stop
+        string that ended it, "" if a limit did, None if it is complete."""
         events: list[ReplyEvent] = []
         for piece in self._splitter.feed(text, last=last, cut=cut):
             events += self._parse_piece(piece)
@@ -106,7 +106,7 @@ class ReplyReader:
         self._streamed, self._trim = False, True
 
     def _get_trailing_text(self) -> str:
-        """Return the text after a call's arguments that is not part of the call."""
+        """Return the characters after a call's arguments that is not part of the call."""
         assert self._stream is not None
         rest = self._stream.rest.strip()
         return "" if rest in ("", self._after) else rest.removeprefix(self._after)
@@ -165,7 +165,7 @@ class FormatCallParser:
 
     @property
     def after(self) -> str:
-        """Return the text that follows the arguments of a complete call."""
+        """Return the characters that follow the arguments of a complete call."""
         form = self.format.form
         return form.after.strip() if isinstance(form, NamedForm) else "}"
 

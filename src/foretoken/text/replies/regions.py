@@ -1,4 +1,4 @@
-"""Split a reply into regions as its text arrives, in pieces of any size: reasoning, calls and text
+"""Split a reply into regions as it arrives, in pieces of any size: reasoning, calls and text
 for the user. No character is lost."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def compile_literals(*texts: str) -> regex.Pattern[str]:
 
 
 class RegionPiece(NamedTuple):
-    """New text of a region. The `raw` strings of all pieces concatenate to the reply."""
+    """New characters of a region. The `raw` strings of all pieces concatenate to the reply."""
 
     region: Region | None  # None: text for the user
     raw: str
@@ -46,14 +46,14 @@ class RegionSplitter:
     def __init__(self, regions: Sequence[Region], within: Region | None = None) -> None:
         self._regions, self.region = regions, within
         self._buffer, self._begun = "", False
-        self._body = ""  # text of a region with `can_close`
+        self._body = ""  # the region so far, if it has `can_close`
         self._captures: dict[str, str] = {}
 
     def feed(
         self, text: str, *, last: bool = False, cut: str | None = None
     ) -> Iterator[RegionPiece]:
-        """Append text and yield the pieces that are final. `last`: the reply is over, so all the
-        rest is final. `cut`: the stop string that ended it, or "" if a limit did; then the
+        """Append characters and yield the pieces that are final. `last`: the reply is over, so all
+        the rest is final. `cut`: the stop string that ended it, or "" if a limit did; then the
         beginning of a mark at its end is dropped."""
         self._buffer += text
         while True:
@@ -115,7 +115,7 @@ class RegionSplitter:
 
     def _find_mark(self, watched: list[tuple[Region | None, Any]], last: bool) -> tuple[Any, int]:
         """Return two values: the first of these marks, as (its region or None for a closing mark,
-        start, end, captures), or None; and the length of the text that is final, because no
+        start, end, captures), or None; and the number of characters that are final, because no
         incomplete mark begins in it."""
         best, settled = None, len(self._buffer)
         for region, pattern in watched:
@@ -150,6 +150,6 @@ class RegionSplitter:
 
 
 def _can_grow(pattern: regex.Pattern[str], match: Any) -> bool:
-    """Return whether more text may change a match at the end of the buffer. It cannot change the
-    match of a literal."""
+    """Return whether more characters may change a match at the end of the buffer. It cannot change
+    the match of a literal."""
     return regex.escape(match[0]) != pattern.pattern
