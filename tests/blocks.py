@@ -23,6 +23,10 @@ LAYERS |= {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embe
 ZLAB = {**LAYERS, "block_size": 5, "dflash_config": {"mask_token_id": 1, "target_layer_ids": [0]}}
 DSPARK = {**LAYERS, "architectures": ["Qwen3DSparkModel"], "block_size": 4, "mask_token_id": 1}
 DSPARK |= {"target_layer_ids": [-1, 0], "markov_rank": 3, "enable_confidence_head": False}
+DFLASH2 = {**ZLAB, "architectures": ["DFlash2DraftModel"], "layer_types": ["sliding_attention"] * 2}
+DFLASH2 |= {"sliding_window": 6, "use_sliding_window": True}
+ADDED = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 4, "selector_top_k": 2}
+DFLASH2["dflash_config"] = {**ZLAB["dflash_config"], **ADDED}
 CONFIDENT = {**DSPARK, "enable_confidence_head": True, "confidence_head_with_markov": True}
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import pairs
 import tiny
-from blocks import CONFIDENT, DSPARK, ZLAB, draft, pair
+from blocks import CONFIDENT, DFLASH2, DSPARK, ZLAB, draft, pair
 from exact.worlds import Case, bias
 from foretoken import SamplingParams, Speculator
 from foretoken.drafters.base import Draft
@@ -33,13 +33,17 @@ pytestmark = pytest.mark.daily
 
 SAMPLED = SamplingParams(temperature=1.0)
 NETWORK = tiny.llama(2, context=32, seed=3).double()
+OF_THREE = tiny.llama(3, context=32, seed=3).double()  # of which a selector leaves two
 PROMPT = [0, 1, 1]
-CONFIGS = {"certain": ZLAB, "chained": DSPARK, "stops": CONFIDENT}
+CONFIGS = {"certain": ZLAB, "chained": DSPARK, "stops": CONFIDENT, "selects": DFLASH2}
 
 
-@lru_cache(None)
-def own(text: tuple[int, ...]) -> Any:
-    return pairs.scores(NETWORK, list(text))[-1].softmax(-1).numpy()
+def own(network: Any) -> Model:
+    @lru_cache(None)
+    def law(text: tuple[int, ...]) -> Any:
+        return pairs.scores(network, list(text))[-1].softmax(-1).numpy()
+
+    return law
 
 
 class AfterTheFirst(BlockDrafter):
@@ -60,15 +64,17 @@ def case(
     """What runs, each drafter upon the target that was made before it; and the distribution it must
     have."""
     made: list[CausalModel] = []
-    model = draft(config, NETWORK)
+    network = OF_THREE if config is DFLASH2 and gamma == 2 else NETWORK
+    model = draft(config, network)
 
     def target() -> CausalModel:
-        made.append(CausalModel(NETWORK))
+        made.append(CausalModel(network))
         made[-1].tap(model.taps)
         return made[-1]
 
     row = Request(PROMPT, 100, SequenceKey(0, 0))
-    return Case(target, lambda: kind(made[-1], model), rule, gamma, params, (row,), steps=3), own
+    made_case = Case(target, lambda: kind(made[-1], model), rule, gamma, params, (row,), steps=3)
+    return made_case, own(network)
 
 
 @pytest.mark.parametrize("rule", EXACT_RULES)
@@ -112,6 +118,18 @@ class ClaimsSoftmax(AfterTheFirst):
         return replace(honest, q=probabilities(logits, SAMPLED))
 
 
+class ClaimsAllTokens(AfterTheFirst):
+    """Lies: says that a selector's tokens were drawn from the logits before it, of all tokens."""
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        honest = super().propose(gamma, draw)
+        if not honest.tokens.numel():
+            return honest
+        anchors = [row.tokens[-1] for row in self.seqs]
+        _, logits = self.blocks.predict_block(anchors, honest.lengths.tolist())
+        return replace(honest, q=logits[:, : honest.tokens.shape[1]].softmax(-1))
+
+
 class ClaimsTheNextRow(AfterTheFirst):
     """Lies: reports to each row the distributions of the one below."""
 
@@ -122,7 +140,13 @@ class ClaimsTheNextRow(AfterTheFirst):
 
 @pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize(
-    ("name", "liar"), [("certain", ClaimsSoftmax), ("chained", ClaimsTheNextRow)]
+    ("name", "liar"),
+    [
+        ("certain", ClaimsSoftmax),
+        ("chained", ClaimsTheNextRow),
+        ("selects", ClaimsTheNextRow),
+        ("selects", ClaimsAllTokens),
+    ],
 )
 def test_other_distributions_than_those_drawn_from_show(name, liar, rule, monkeypatch):
     assert bias(*case(CONFIGS[name], EXACT_RULES[rule], 2, liar), monkeypatch) > 1e-3

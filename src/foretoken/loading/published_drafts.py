@@ -13,6 +13,7 @@ from foretoken.storage.files import parse_json
 
 DRAFT_FILE_PATTERNS = ["*.json", "*.safetensors", "*.bin"]  # fetched from the hub
 BLOCK_KINDS = ("dflash", "dspark")
+DFLASH2_MODEL_TYPE = "dflash2"  # of speculators; its drafts are DFlash with additions
 ASSISTANT_MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 MUSE_MODEL_TYPE = "muse_glimmer_assistant"
 ARCHITECTURE_KINDS = (("Eagle3", "eagle3"), ("DSpark", "dspark"), ("DFlash", "dflash"))
@@ -122,7 +123,7 @@ def get_draft_kind(config: dict[str, Any]) -> str | None:
     """Return the kind of draft that a config describes; None for a model."""
     named = config.get("speculators_model_type")
     if named:
-        return str(named)
+        return "dflash" if named == DFLASH2_MODEL_TYPE else str(named)
     if config.get("model_type") in ASSISTANT_MODEL_TYPES:
         return "assistant"
     named = config.get("architectures")

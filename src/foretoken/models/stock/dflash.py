@@ -1,5 +1,5 @@
-"""Drafters that propose a block of tokens in one forward pass: DFlash (arXiv 2602.06036) and DSpark
-(arXiv 2607.05147).
+"""Drafters that propose a block of tokens in one forward pass: DFlash (arXiv 2602.06036), DFlash2
+and DSpark (arXiv 2607.05147).
 
 The context is the target's hidden states at several taps, concatenated. Each layer projects them to
 its keys and values. The queries are a block that follows the context: the sequence's last token
@@ -30,6 +30,7 @@ from foretoken.models.row_slots import (
     list_remaining_rows,
 )
 from foretoken.models.stock.cache import CAPACITY_MULTIPLE, RaggedCache, RaggedLayer
+from foretoken.models.stock.dflash2 import CandidateSelector, ConvolutionLayer
 from foretoken.transfer import send
 
 
@@ -160,7 +161,11 @@ class BlockNetwork(nn.Module):
     """The layers of a block drafter, and the projection `fc` of the target's hidden states, of
     `width` values per token, to their context.
 
-    markov_head, confidence_head: DSpark's; None for DFlash.
+    markov_head, confidence_head: DSpark's; None for the others.
+    candidate_selector: DFlash2's; None for the others.
+    convolution: The taps and the group size of the layers' convolutions (DFlash2); None: the layers
+        have none.
+    embedding_scale: Factor of the embeddings of a block.
     """
 
     def __init__(
@@ -170,6 +175,9 @@ class BlockNetwork(nn.Module):
         width: int,
         markov_head: MarkovHead | None = None,
         confidence_head: ConfidenceHead | None = None,
+        candidate_selector: CandidateSelector | None = None,
+        convolution: tuple[int, int] | None = None,
+        embedding_scale: float = 1.0,
     ) -> None:
         super().__init__()
         config._attn_implementation = "sdpa"
@@ -177,9 +185,14 @@ class BlockNetwork(nn.Module):
         self.config, self.layout = config, layout
         self.fc = nn.Linear(width, H, bias=False)
         self.hidden_norm, self.norm = Qwen3RMSNorm(H, eps), Qwen3RMSNorm(H, eps)
-        layers = [Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers)]
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(
+            Qwen3DecoderLayer(config, i)
+            if convolution is None
+            else ConvolutionLayer(config, i, *convolution)
+            for i in range(config.num_hidden_layers)
+        )
         self.markov_head, self.confidence_head = markov_head, confidence_head
+        self.candidate_selector, self.embedding_scale = candidate_selector, embedding_scale
         with torch.device("cpu"):  # on the meta device its buffers would have no values
             # In a list, so that conversions of the network leave its buffers in float32
             self.rotary = [Qwen3RotaryEmbedding(config)]
@@ -208,7 +221,7 @@ class BlockNetwork(nn.Module):
         """
         full, windowed = masks
         angles = self._angles(embedded, positions)
-        states = embedded
+        states = embedded * self.embedding_scale
         for kind, layer in zip(self.config.layer_types or [], self.layers, strict=True):
             states = layer(
                 states,
@@ -277,7 +290,8 @@ class StockBlockModel(Component):
         self.device, self.itemsize = weight.device, weight.itemsize
         self.embedding, self.ids = draft.embedding, draft.ids
         self.markov_head, self.confidence_head = network.markov_head, network.confidence_head
-        self.is_conditional = self.markov_head is not None
+        self.candidate_selector = network.candidate_selector
+        self.is_conditional = bool(self.markov_head or self.candidate_selector)
         self.max_draft_tokens, self.taps = network.layout.max_draft_tokens, network.layout.taps
         self.context: int | None = network.config.max_position_embeddings
         self.cache = self._make_cache(0)
@@ -352,8 +366,10 @@ class StockBlockModel(Component):
         self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Condition one draft token of each sequence on the token before it; see
-        `apply_markov_head`."""
+        `apply_markov_head` and `CandidateSelector`."""
         tokens = send(tokens, self.device)
+        if self.candidate_selector is not None:
+            return self.candidate_selector(states, logits, tokens), None, None
         return apply_markov_head(
             self.markov_head, self.confidence_head, states, logits, tokens, memory
         )

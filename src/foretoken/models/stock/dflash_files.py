@@ -1,5 +1,5 @@
-"""Builds block drafters from their configs and tensors: z-lab's DFlash, DeepSpec's DSpark, both
-also in speculators' layout, and transformers' assistants of Muse Glimmer.
+"""Builds block drafters from their configs and tensors: z-lab's DFlash and DFlash2, DeepSpec's
+DSpark, all also in speculators' layout, and transformers' assistants of Muse Glimmer.
 
 The caller opens the files. The ids of target layers in a config refer to the outputs of these
 layers; in speculators' layout, to their inputs.
@@ -25,9 +25,10 @@ from foretoken.models.stock.dflash import (
     MarkovHead,
     RecurrentMarkovHead,
 )
+from foretoken.models.stock.dflash2 import CandidateSelector
 from foretoken.models.stock.pair_files import require_consistent_ids, require_finite_floats
 
-SPECULATORS_MODEL_TYPES = ("dflash", "dspark")
+SPECULATORS_MODEL_TYPES = ("dflash", "dflash2", "dspark")
 MUSE_MODEL_TYPE = "muse_glimmer_assistant"
 DEEPSPEC_ARCHITECTURES = ("Qwen3DSparkModel",)
 REQUIRED_SETTINGS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -70,6 +71,12 @@ class BlockConfig:
         has_confidence_head: True if there is a confidence head.
         confidence_with_markov: True if the confidence head's input includes the previous token's
             Markov embedding.
+        convolution: The taps and the group size of the layers' convolutions; None: the layers have
+            none.
+        selector: The rank and the number of candidates of the selector; None: there is none.
+        logit_scale, softcap: Applied to the logits before the selector; a softcap of 0 has no
+            effect.
+        embedding_scale: Factor of the embeddings of a block.
     """
 
     layout: BlockLayout
@@ -78,6 +85,11 @@ class BlockConfig:
     markov_head_type: str
     has_confidence_head: bool
     confidence_with_markov: bool
+    convolution: tuple[int, int] | None
+    selector: tuple[int, int] | None
+    logit_scale: float
+    softcap: float
+    embedding_scale: float
 
 
 def parse_block_config(config: dict[str, Any]) -> BlockConfig:
@@ -103,6 +115,7 @@ def parse_block_config(config: dict[str, Any]) -> BlockConfig:
     if not speculators:  # transformers' hidden states of the last layer are after the final norm
         taps = tuple(FINAL_TAP if tap == own.get("num_target_layers") else tap for tap in taps)
     dspark = deepspec or config.get("speculators_model_type") == "dspark"
+    dflash2 = config.get("speculators_model_type") == "dflash2"
     from_anchor = bool(own.get("sample_from_anchor", dspark))
     layout = BlockLayout(
         taps,
@@ -110,7 +123,7 @@ def parse_block_config(config: dict[str, Any]) -> BlockConfig:
         mask_token_id=_require_int(own, "mask_token_id", 0),
         sample_from_anchor=from_anchor,
         window_per_position=not speculators,
-        causal_window=speculators and not own.get("sliding_window_non_causal", False),
+        causal_window=speculators and not own.get("sliding_window_non_causal", dflash2),
     )
     layers = _require_setting(config, "transformer_layer_config") if speculators else config
     rank = int(own.get("markov_rank", 256 * dspark) or 0)
@@ -118,8 +131,34 @@ def parse_block_config(config: dict[str, Any]) -> BlockConfig:
     has_confidence_head = bool(own.get("enable_confidence_head", dspark))
     with_markov = bool(own.get("confidence_head_with_markov", dspark)) and rank > 0
     return BlockConfig(
-        layout, _parse_layers_config(layers), rank, kind, has_confidence_head, with_markov
+        layout,
+        _parse_layers_config(layers),
+        rank,
+        kind,
+        has_confidence_head,
+        with_markov,
+        convolution=_parse_pair(own, "conv_kernel_size", "conv_group_size"),
+        selector=_parse_pair(own, "selector_rank", "selector_top_k"),
+        logit_scale=_parse_float(own, "output_multiplier", 1.0),
+        softcap=_parse_float(own, "final_logit_softcapping", 0.0),
+        embedding_scale=_parse_float(own, "input_embedding_scale", 1.0),
     )
+
+
+def _parse_pair(config: dict[str, Any], first: str, second: str) -> tuple[int, int] | None:
+    """Return two integers of 1 or more; None if the config has neither."""
+    if not config.get(first) and not config.get(second):
+        return None
+    return _require_int(config, first, 1), _require_int(config, second, 1)
+
+
+def _parse_float(config: dict[str, Any], name: str, default: float) -> float:
+    value = config.get(name)
+    if value is None:
+        return default
+    if type(value) not in (int, float) or not 0 <= value < float("inf"):
+        raise InputError(f"the draft's {name} is {value!r:.40}; give a number of 0 or more")
+    return float(value)
 
 
 def _require_setting(config: dict[str, Any], name: str) -> Any:
@@ -265,7 +304,35 @@ def build_network(
         else None
     )
     chain = _build_markov_head(parsed, vocab_size, outputs)
-    return BlockNetwork(parsed.layers, parsed.layout, width, chain, confidence)
+    return BlockNetwork(
+        parsed.layers,
+        parsed.layout,
+        width,
+        chain,
+        confidence,
+        _build_selector(parsed, vocab_size, outputs),
+        parsed.convolution,
+        parsed.embedding_scale,
+    )
+
+
+def _build_selector(parsed: BlockConfig, V: int, outputs: int) -> CandidateSelector | None:
+    if parsed.selector is None:
+        return None
+    if parsed.markov_rank or parsed.layout.sample_from_anchor or outputs != V:
+        raise RefusedError(
+            "a candidate selector is supported only without a Markov head, without "
+            "sample_from_anchor and with the target's whole vocabulary; give another draft"
+        )
+    rank, top_k = parsed.selector
+    if top_k > V:
+        raise InputError(
+            f"the draft's selector_top_k is {top_k}, but the target has {V} tokens; give a draft "
+            "for this target"
+        )
+    return CandidateSelector(
+        V, parsed.layers.hidden_size, rank, top_k, parsed.logit_scale, parsed.softcap
+    )
 
 
 def _rename_key(name: str) -> str:
