@@ -15,8 +15,8 @@ from foretoken.models.row_slots import list_remaining_rows
 
 
 class CopyDrafter(Drafter):
-    """A drafter that proposes the input from its start: the source of an encoder-decoder, else the
-    prompt."""
+    """A drafter that proposes the tokens of the input, from the first on. The input is the source
+    of an encoder-decoder, else the prompt."""
 
     runtime = "python"
 
@@ -57,8 +57,8 @@ class _CopiedSequence:
         return [] if self.position is None else self.source[self.position : self.position + count]
 
     def append(self, tokens: list[int]) -> None:
-        """Append output tokens. While they copy the input, the position advances; else the position
-        is searched again."""
+        """Append output tokens. A token that copies the input advances the position; after any
+        other token, the position is searched for again."""
         for token in tokens:
             self.previous_positions.append(self.position)
             self.output.append(token)

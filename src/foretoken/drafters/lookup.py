@@ -25,7 +25,7 @@ MIN_ACCEPTED_CHANCE = 0.1
 # `RepeatPrediction` replaces the drafter if at least this number of last tokens occurred before
 MIN_REPEATED_TOKENS = 4
 MAX_CONTINUATIONS = 128  # only the first 128 different next tokens are compared: bounds the time
-MAX_SEARCHED_TOKENS = 32  # number of a sequence's last tokens searched in earlier outputs
+MAX_SEARCHED_TOKENS = 32  # only the last 32 tokens are searched for in earlier outputs
 
 
 class LookupDrafter(Drafter):
@@ -126,8 +126,8 @@ class RepeatPrediction:
 
 
 class _LookupSequence:
-    """One sequence and the automaton of its tokens: first the source and a barrier, if there is a
-    source, then prompt and output."""
+    """One sequence and the automaton of its tokens: the source and a barrier if there is a source,
+    then prompt and output."""
 
     def __init__(self, prompt: list[int], source: list[int], salt: str) -> None:
         self.salt, self.automaton = salt, SuffixAutomaton()
@@ -159,9 +159,9 @@ class _LookupSequence:
         self, max_tokens: int, others: Sequence[SuffixAutomaton] = (), min_match: int = 1
     ) -> list[int]:
         """Return up to `max_tokens` tokens that followed a match of at least `min_match` tokens, in
-        this sequence or in one of the earlier outputs `others`. Among several matches, the
-        continuation with the most tokens expected to be accepted is returned; on a tie, this
-        sequence's."""
+        this sequence or in one of the earlier outputs `others`. Of several such continuations,
+        return the one with the most tokens expected to be accepted; of equally good ones, the one
+        in this sequence."""
         if not max_tokens:
             return []
         matches = self._matches or self._find_matches(others)
@@ -196,10 +196,10 @@ def continue_match(
     """Return up to `max_tokens` tokens that follow a match of `num_matched` tokens, and how many of
     them are expected to be accepted. `state` is the state of `automaton` at the end of the match.
 
-    If a token came next in k of N cases after a match of n tokens, draft tokens included, its
-    estimated probability of being accepted is k / (N + 1/n), which grows with the length of the
-    match. When the draft reaches the end of the automaton's tokens, it continues after their
-    longest match, so that a period is repeated.
+    If a token followed a match of n tokens (including earlier draft tokens) in k of N cases, its
+    estimated probability of being accepted is k / (N + 1/n), which grows with n. When the draft
+    reaches the end of the automaton's tokens, it continues after the longest earlier match of these
+    tokens, so that a periodic sequence continues.
     """
     draft_tokens: list[int] = []
     chance, expected = 1.0, 0.0
