@@ -356,8 +356,8 @@ def _count_new_tokens(prompt: int, max_length: int) -> int:
     Raises InputError if this number is 0."""
     if prompt >= max_length:
         raise InputError(
-            f"the prompt has {prompt} tokens, so max_length={max_length} leaves no room for new tokens; "
-            "give a shorter prompt, or give the engine a greater max_length"
+            f"the prompt has {prompt} tokens, so max_length={max_length} leaves no room for new "
+            "tokens; give a shorter prompt, or give the engine a greater max_length"
         )
     return max_length - prompt
 
