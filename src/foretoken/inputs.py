@@ -254,7 +254,6 @@ class InputProcessor:
         return seq
 
     def _make_matcher(self, request: Request) -> Matcher | None:
-        """Return a matcher of the grammar that the output must follow; None without a grammar."""
         structured = request.params.structured
         return None if structured is None else self._grammar(structured, request.eos).make_matcher()
 
@@ -438,15 +437,13 @@ def _list_encoded(batch: Mapping[str, Any]) -> list[Any]:
 
 
 def _have_same_shape(ids: Any, mask: Any) -> bool:
-    """Return whether the arguments are nested lists of equal lengths at every level, or neither is
-    a list."""
+    """Return whether nested lists have equal lengths at every level."""
     if isinstance(ids, list) and isinstance(mask, list):
         return len(ids) == len(mask) and all(map(_have_same_shape, ids, mask))
     return not isinstance(ids, list) and not isinstance(mask, list)
 
 
 def _apply_mask(ids: list[Any], mask: list[Any]) -> list[Any]:
-    """Return the (nested) list of ids without the ids whose mask is 0."""
     pairs = zip(ids, mask, strict=True)
     return [
         _apply_mask(a, b) if isinstance(a, list) else a

@@ -214,7 +214,6 @@ def _make_inner_sequence(
 
 
 def _is_unfinished(seq: SequenceState) -> bool:
-    """Return whether a sequence of the inner step needs more tokens."""
     return seq.finish_reason is None and seq.num_remaining > 0
 
 

@@ -107,8 +107,7 @@ class LMDrafter(Drafter):
         return pack_chained(self.model.chain(uncached, budget, chosen), budget, max(budget), draw)
 
     def _is_greedy_on_host(self, draw: Draw) -> bool:
-        """Return whether all sequences take the most probable token and the logits are on the
-        host."""
+        """Return whether all draft tokens are most probable ones and the logits are on the CPU."""
         greedy = draw.greedy if self.params is None else self.params.greedy
         host = not self.model.capabilities.tensors and self.model.device.type == "cpu"
         return host and greedy and not draw.controlled

@@ -85,7 +85,6 @@ class LookupDrafter(Drafter):
         return [(n > 0) + (n > SHORT_MATCH_TOKENS) for n in matched]
 
     def _get_earlier_outputs(self, seq: _LookupSequence) -> list[SuffixAutomaton]:
-        """Return the earlier outputs that a sequence may copy from."""
         if self._earlier is None or not seq.copies_earlier:
             return []
         return self._earlier.list_automata(seq.salt)

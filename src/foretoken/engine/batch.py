@@ -374,7 +374,6 @@ def _refusing_media_errors(seqs: list[SequenceState]) -> Generator[None]:
 
 
 def _sum_encoder_seconds(part: object) -> float:
-    """Return the seconds that encoders in a model or drafter have run so far."""
     return sum(each.encoder_seconds for each in list_parts(part))
 
 

@@ -208,7 +208,6 @@ class EngineCore:
             part.set_prefix_caching(on)
 
     def _within_step(self) -> bool:
-        """Return whether this thread is taking a step."""
         return self._stepping and self._has_lock()
 
     def _has_lock(self) -> bool:

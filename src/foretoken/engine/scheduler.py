@@ -245,7 +245,6 @@ class Scheduler:
 
     @staticmethod
     def _max_step_tokens(tasks: list[SequenceTask]) -> int:
-        """Return the maximum number of tokens that a step may add to a sequence."""
         return max((task.gamma.max_gamma for task in tasks), default=0) + 1
 
     def _join(self, tasks: list[SequenceTask], drafts: bool, *, prefill: bool = True) -> None:

@@ -129,7 +129,6 @@ def _walk_folder(folder: Path) -> Iterator[Path]:
 
 
 def _read_model(name: str, path: Path) -> FoundModel | None:
-    """Return the model in a folder or a file; None if there is none."""
     if path.is_file():
         return _read_gguf_model(name, path)
     try:
