@@ -158,9 +158,9 @@ class _LookupSequence:
         self, max_tokens: int, others: Sequence[SuffixAutomaton] = (), min_match: int = 1
     ) -> list[int]:
         """Return up to `max_tokens` tokens that followed a match of at least `min_match` tokens, in
-        this sequence or in one of the earlier outputs `others`. Of several such continuations,
-        return the one with the most tokens expected to be accepted; of equally good ones, the one
-        in this sequence."""
+        this sequence or in one of the earlier outputs `others`. Among several such continuations,
+        return the continuation with the most tokens expected to be accepted; at a tie, this
+        sequence's own continuation."""
         if not max_tokens:
             return []
         matches = self._matches or self._find_matches(others)
