@@ -166,8 +166,8 @@ def is_real_number(value: object) -> bool:
 
 
 def to_float(value: object) -> float:
-    """Return the float nearest to `value`, any real number such as a Fraction; an infinity if
-    `value` is too large for a float, NaN if `value` is not a real number."""
+    """Return the float nearest to a real number `value`, such as a Fraction; an infinity if `value`
+    is too large for a float, NaN if `value` is not a real number."""
     if not is_real_number(value):
         return math.nan
     try:

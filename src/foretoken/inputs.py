@@ -286,8 +286,8 @@ class InputProcessor:
 
     @property
     def prompt_vocab_size(self) -> int:
-        """The vocabulary size of prompts: the encoder's if it has its own vocabulary, else the
-        target's."""
+        """The vocabulary size of prompts: that of the encoder if the encoder has its own
+        vocabulary, else that of the target."""
         return self.target.source_vocab_size or self.target.vocab_size
 
     def encode_prompt(self, prompt: Prompt, name: str = "prompt 0") -> list[int]:
@@ -341,7 +341,7 @@ def make_transcript(request: Request, tokenizer: PreTrainedTokenizerBase) -> Sto
 
 
 def _require_ids(ids: Iterable[int], V: int, name: str) -> list[int]:
-    """Return the ids as a list. Raises InputError unless all are in 0..V-1."""
+    """Return the ids as a list. Raises InputError unless all ids are in 0..V-1."""
     for token in (ids := list(ids)):
         if not 0 <= token < V:
             raise InputError(
@@ -461,7 +461,8 @@ def make_keys(seed: Seed, counts: list[int]) -> list[SequenceKey]:
 
     If `seed` is an int, all keys have this seed (a random seed for None) and are numbered from 0
     across all prompts. If `seed` is a list, entry i is for prompt i. If the entry is an int, the
-    prompt's keys are numbered from 0; if it is a pair (seed, number), from `number`.
+    prompt's keys are numbered from 0; if it is a pair (seed, number), they are numbered from
+    `number`.
     """
     if seed is None:
         seed = randbits(63)

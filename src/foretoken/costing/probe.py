@@ -151,7 +151,8 @@ def probe_shared(
 
 
 def list_shared_draft_sizes(batch_size: int) -> tuple[int, ...]:
-    """Return the numbers of draft tokens per step, summed over all sequences, that are measured."""
+    """Return the numbers of draft tokens per step, summed over all sequences, at which steps are
+    measured."""
     return tuple(sorted({0, batch_size // 2, batch_size, 3 * batch_size}))
 
 
@@ -159,7 +160,7 @@ def _compare_halves(
     steps: list[StepRecord], draft_tokens: list[int], sizes: tuple[int, ...]
 ) -> float | None:
     """Compare the step times of odd and even rounds at each size, as a ratio of 1 or more. Return
-    the greatest ratio except those of a few outlier sizes; None if there was one round only."""
+    the greatest ratio, leaving out a few outlier sizes; None if there was one round only."""
     halves: list[dict[int, list[float]]] = [{}, {}]
     for i, (step, count) in enumerate(zip(steps, draft_tokens, strict=True)):
         seconds = step.draft_seconds + step.score_seconds + step.verify_seconds

@@ -36,8 +36,8 @@ class SharedKVModel(Protocol):
         ...
 
     def begin(self, rows: list[int]) -> None:
-        """Select the target's sequences for which the next `step` calls draft, at their present
-        lengths."""
+        """Select the target's sequences for the next `step` calls. Each of these calls uses the
+        sequences' present lengths."""
         ...
 
     def step(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:

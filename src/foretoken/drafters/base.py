@@ -82,7 +82,7 @@ class Drafter(Component):
             passes then cannot run ahead of the drafter.
         shares: True if it drafts in the target's own KV cache.
         rewinds: True if the class overrides `rewind`. A drafter that is part of a cascade or a
-            mixture must override it.
+            mixture must override `rewind`.
         reads_states: True if it needs the hidden states of all tokens from its `target`. Its class
             then overrides `count_cached_tokens`.
         priors: Prior acceptance of each grade that `predict_grades` returns: a weight in tokens and
@@ -149,7 +149,7 @@ class Drafter(Component):
 
         Args:
             gamma: Maximum number of draft tokens for each sequence.
-            draw: The random numbers of this step. The drafter must use no others.
+            draw: The random numbers of this step. The drafter must not use other random numbers.
 
         Returns:
             At most gamma[b] draft tokens for sequence b.
@@ -175,10 +175,10 @@ class Drafter(Component):
         raise NotImplementedError
 
     def rewind(self, counts: list[int]) -> None:
-        """Remove all draft tokens, then the last committed tokens, of each sequence.
+        """Remove from each sequence all draft tokens, then the last committed tokens.
 
         Args:
-            counts: Number of tokens to remove from each sequence.
+            counts: Number of committed tokens to remove from each sequence.
 
         Raises:
             RefusedError: The class does not override this method.
@@ -253,8 +253,8 @@ class DrafterAdapter(Drafter):
 
 
 def require_drafter(value: object) -> Drafter:
-    """Return `value` as a drafter: `value` itself if it is a Drafter, else an adapter around it if
-    it has the four required methods. Raises InputError for anything else."""
+    """Return `value` if it is a Drafter, or an adapter around `value` if it has the four required
+    methods of a drafter. Raises InputError for anything else."""
     kind = type(value)
     if isinstance(value, type) or not hasattr(value, "propose"):
         raise InputError(f"draft is {value!r:.60}; give a folder, a name, a model or a Drafter")

@@ -1,9 +1,9 @@
 """A drafter that copies the input (Sun et al. 2021, arXiv 2106.04970: Shallow Aggressive Decoding).
 
 It is meant for tasks whose output repeats most of the input, such as corrections. After the output
-differs from the input, it proposes nothing until the last tokens of the output occur at exactly one
-position of the input. Draft tokens are certain (no q). Unlike `LookupDrafter` it does not search
-the output.
+has differed from the input, it proposes nothing until the last tokens of the output occur at
+exactly one position of the input. Draft tokens are certain (no q). Unlike `LookupDrafter` it does
+not search the output.
 """
 
 from __future__ import annotations

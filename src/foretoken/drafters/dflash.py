@@ -51,7 +51,8 @@ class BlockModel(Protocol):
 
     @property
     def lengths(self) -> list[int]:
-        """For each sequence, the number of tokens whose hidden states are in its context."""
+        """For each sequence, the number of tokens whose hidden states are in the sequence's
+        context."""
         ...
 
     def start(self, rows: int) -> None:

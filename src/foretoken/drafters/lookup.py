@@ -3,8 +3,8 @@ often followed earlier occurrences of the sequence's last tokens.
 
 A suffix automaton of each sequence finds earlier occurrences of its suffixes of any length
 (SAM-Decoding, arXiv 2411.10666). The probability that a token is accepted is estimated from how
-often it followed (SuffixDecoding, arXiv 2411.04975). Draft tokens are certain (no q): they depend
-only on the sequence and on earlier outputs.
+often the token followed (SuffixDecoding, arXiv 2411.04975). Draft tokens are certain (no q): they
+depend only on the sequence and on earlier outputs.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ MAX_SEARCHED_TOKENS = 32  # only the last 32 tokens are searched for in earlier 
 
 class LookupDrafter(Drafter):
     """A drafter that finds the longest suffix of the sequence that occurred before, and proposes
-    the tokens that most often followed it.
+    the tokens that most often followed this suffix.
 
-    If several tokens followed equally often, it takes the latest of them. It stops proposing when
-    the next token is unlikely to be accepted. It searches the prompt, the output and, for an
-    encoder-decoder, the source. In an engine with prefix_cache, it also searches earlier outputs of
-    the same salt, for greedy and coupled requests. The draft tokens are certain (paper, section
-    3.6; SAM-Decoding, arXiv 2411.10666; SuffixDecoding, arXiv 2411.04975).
+    If several tokens followed equally often, it proposes the token that followed last. It stops
+    proposing when the next token is unlikely to be accepted. It searches the prompt, the output
+    and, for an encoder-decoder, the source. In an engine with prefix_cache, it also searches
+    earlier outputs of the same salt, for greedy and coupled requests. The draft tokens are certain
+    (paper, section 3.6; SAM-Decoding, arXiv 2411.10666; SuffixDecoding, arXiv 2411.04975).
 
     Examples:
         >>> import foretoken
@@ -105,9 +105,9 @@ class LookupDrafter(Drafter):
 
 
 class RepeatPrediction:
-    """Predicts the next tokens of one sequence by a look-up in its own tokens, used before the
-    drafter. It predicts tokens only if at least the last `MIN_REPEATED_TOKENS` tokens occurred
-    before in the source, prompt or output."""
+    """Predicts the next tokens of one sequence by a look-up in its own tokens. If at least the last
+    `MIN_REPEATED_TOKENS` tokens occurred before in the source, prompt or output, the predicted
+    tokens replace the drafter's; otherwise no tokens are predicted."""
 
     prior = (4.0, 0.7)  # as `Costs.prior`
 
@@ -171,8 +171,8 @@ class _LookupSequence:
         return max(continuations, key=lambda each: each[1], default=nothing)[0]
 
     def count_matched_tokens(self, others: Sequence[SuffixAutomaton]) -> int:
-        """Return how many last tokens of the sequence occurred before, in this sequence or in one
-        of `others`."""
+        """Return the length of the longest suffix of this sequence that occurred before, in this
+        sequence or in one of `others`."""
         self._matches = self._find_matches(others)
         return max(length for _, _, length in self._matches)
 

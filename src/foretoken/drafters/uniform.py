@@ -14,7 +14,7 @@ from foretoken.transfer import to_list
 class UniformDrafter(Drafter):
     """A drafter that samples uniformly from the target's vocabulary (paper, section 3.6).
 
-    Its distribution does not depend on the temperature. Such draft tokens cost almost nothing, so
+    Its distribution does not depend on the temperature. Its draft tokens cost almost nothing, so
     in theory they speed up every target a little.
 
     Args:

@@ -149,7 +149,7 @@ class Batch:
         self.leave([seq for seq in self.seqs if seq.finish_reason])
 
     def update_grades(self) -> None:
-        """Set the `grade` of each sequence as the drafter predicts, for the gamma policy."""
+        """Set the `grade` of each sequence, which the gamma policy uses, to the predicted grade."""
         if self.drafter.priors and self._lease and self._lease.drafter is self.drafter:
             # strict=False: the last sequences may not have joined the drafter yet
             for seq, grade in zip(self.seqs, self.drafter.predict_grades(), strict=False):
@@ -157,7 +157,7 @@ class Batch:
 
     @property
     def seqs_awaiting_drafter(self) -> list[SequenceState]:
-        """Sequences that have taken a step and have to join the drafter before the next one."""
+        """Sequences that have taken a step and have to join the drafter before their next step."""
         return self.seqs[self._lease.num_drafted : self._num_stepped] if self._lease else []
 
     def join_drafter(self) -> None:

@@ -53,7 +53,7 @@ class EngineCore:
         self._aborted: list[SequenceState] = []
 
     def add(self, tasks: list[SequenceTask]) -> None:
-        """Add sequences to the queue. Raises InputError if one can never fit into memory."""
+        """Add sequences to the queue. Raises InputError if a sequence can never fit into memory."""
         self.refuse_reentry()
         with self._hold_lock():
             self.scheduler.add(tasks)
@@ -69,7 +69,7 @@ class EngineCore:
     def run(
         self, seqs: list[SequenceState], verifier: Verifier, gamma: GammaPolicy
     ) -> Generator[None]:
-        """Add sequences and take steps until they are finished; yield after each step.
+        """Add sequences and take steps until these sequences are finished; yield after each step.
 
         Raises the errors of `step`. After an error, or if the generator is closed, unfinished
         sequences are aborted.
@@ -115,8 +115,8 @@ class EngineCore:
 
     @contextmanager
     def pause(self) -> Generator[None]:
-        """Block steps of other threads within the `with`, so that no sequence changes while it is
-        read."""
+        """Block steps of other threads within the `with`, so that no sequence changes while the
+        caller reads it."""
         with self._hold_lock():
             yield
 
@@ -158,8 +158,8 @@ class EngineCore:
             self._set_prefix_caching(False)
 
     def refuse_reentry(self) -> None:
-        """Raise RefusedError if this thread is within a step: a user's logits processor or stopping
-        criterion calls the engine."""
+        """Raise RefusedError if this thread is within a step, which means that a user's logits
+        processor or stopping criterion called the engine."""
         if self._within_step():
             raise RefusedError(
                 "a logits processor or stopping criterion generates with the model that calls it; "

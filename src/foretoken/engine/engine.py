@@ -36,12 +36,12 @@ class Event:
         tokens: The new token ids.
         logprobs: The logprobs of these tokens; None if the request does not ask for them.
         finish_reason: None except in the request's last event.
-        completion: The result; None except in the request's last event. Its `text` joins the
-            `text` of all events, and its `tokens` join their `tokens`.
+        completion: The result; None except in the request's last event. Its `text` is
+            the joined `text` of all events; its `tokens` are the joined `tokens` of all events.
         steps: The records of the steps since the previous event, usually of one step.
         error: The error, if finish_reason is "error".
         pieces: For each of these tokens, the characters that the token added to the output, and
-            their offset in the output in characters; [] without a tokenizer.
+            the offset of these characters in the output; [] without a tokenizer.
 
     Examples:
         >>> import foretoken
@@ -72,7 +72,7 @@ class EngineStats:
         waiting: Requests that have not started.
         finished: Requests that have finished, including those with an error.
         aborted: Requests that were aborted.
-        preempted: Times that a sequence was preempted for lack of KV cache memory.
+        preempted: Number of times that a sequence was preempted for lack of KV cache memory.
         steps: Steps taken.
         tokens: Output tokens of all requests.
 
@@ -182,7 +182,7 @@ class Engine:
             rule: The acceptance method; None: the engine's. A request whose rule or lenience
                 differs from that of the running requests waits until they finish.
             lenience: The lenience; None: the engine's.
-            cache_salt: Only requests of the same salt share cached prefixes.
+            cache_salt: Only requests with the same salt share cached prefixes.
             priority: Requests of a higher priority are admitted first and preempted last.
             prediction: The expected output, as text or ids. Its tokens are proposed in place of
                 the drafter's draft tokens; the output's distribution does not change.
@@ -255,8 +255,8 @@ class Engine:
         """Advance all running requests by a step.
 
         Returns:
-            The events, at most one per request; [] if no request runs or waits. The event of a
-            request that fails has its `error`; the other requests continue.
+            The events, at most one per request; [] if no request runs or waits. If a
+            request fails, its event has an `error`; the other requests continue.
 
         Raises:
             InputError: The engine is closed.

@@ -63,8 +63,8 @@ class KVCacheBudget:
         _reserve(self.parts, self.total)
 
     def fits(self, seqs: list[SequenceState], num_new_tokens: int) -> bool:
-        """Return whether these sequences fit, each with `num_new_tokens` more tokens or at its
-        maximum length, whichever is shorter."""
+        """Return whether these sequences fit if each gets `num_new_tokens` more tokens, or fewer if
+        it then has its maximum length."""
         lengths = [min(len(seq.tokens) + num_new_tokens, _max_length(seq)) for seq in seqs]
         return (
             self._count_bytes(lengths, [self._count_source_states(seq) for seq in seqs])

@@ -69,7 +69,7 @@ class Scheduler:
         self.max_rows, self.memory, self.preempted = max_rows, memory, 0
 
     def add(self, tasks: list[SequenceTask]) -> None:
-        """Add sequences to the queue. Raises InputError if one can never fit into memory."""
+        """Add sequences to the queue. Raises InputError if a sequence can never fit into memory."""
         for task in tasks:
             if self.memory is not None:
                 self.memory.require_fit(task.seq)
@@ -214,7 +214,7 @@ class Scheduler:
         """Return whether to admit no sequence until there is room for more.
 
         Sequences that join together share the forward passes of their prefill. So if more sequences
-        wait than fit, none is admitted until a quarter of the batch is free, but for at most
+        wait than fit, no sequence is admitted until a quarter of the batch is free, but for at most
         `MAX_DEFERRED_STEPS` steps.
         """
         few = self.running and len(self.waiting) > room and room < self.max_rows // JOIN_FRACTION

@@ -230,8 +230,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """Return the loaded library. Raises RefusedError if it was not compiled, if it was compiled
-    from other sources, or if it cannot be loaded."""
+    """Return the loaded library. Raises RefusedError if the library was not compiled, was compiled
+    from other sources, or cannot be loaded."""
     checkout = build.CPP_FOLDER.is_dir()  # wheels have no sources
     remedy = f"run {sys.executable} {build.__file__}" if checkout else "install foretoken again"
     if not LIBRARY_FILE.exists():
@@ -257,8 +257,8 @@ def list_instruction_sets() -> list[str]:
 
 
 def choose_instruction_set() -> str:
-    """Return the instruction set to use: the one that the environment variable
-    INSTRUCTIONS_VARIABLE selects, else the fastest. Raises InputError if this processor does not
+    """Return the instruction set that the environment variable INSTRUCTIONS_VARIABLE selects, else
+    the fastest one. Raises InputError if this processor does not
     support the selected instruction set."""
     available, requested = list_instruction_sets(), os.environ.get(INSTRUCTIONS_VARIABLE)
     if requested and requested not in available:

@@ -93,7 +93,7 @@ def draw(distributions: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         The ids `[B]`, and the masses (sums) of the distributions, `[B]`. If a mass is not a
-        positive number, the id is arbitrary.
+        positive number, the id of that distribution is arbitrary.
     """
     B, V = distributions.shape
     ids, masses = torch.empty(B, dtype=torch.int64), torch.empty(B, dtype=torch.float64)
@@ -187,8 +187,8 @@ def _choose_instruction_set(requested: str | None) -> bytes:
 
 
 def _make_matrix(x: Tensor) -> tuple[Tensor, MatrixRecord]:
-    """Return two things: the tensor that owns the memory, which is x, `[..., V]`, or a contiguous
-    copy of x if two strides cannot describe its rows; and the kernels' struct of that tensor."""
+    """Return a tensor and its struct for the kernels. The tensor is x, `[..., V]`, or a contiguous
+    copy of x if two strides cannot describe the rows of x."""
     if x.dim() > 3 or x.stride(-1) != 1:
         x = x.contiguous().view(-1, x.shape[-1]) if x.dim() > 3 else x.contiguous()
     inner = x.shape[-2] if x.dim() > 1 else 1

@@ -50,8 +50,8 @@ MIN_ALPHA_GAIN = 0.02  # gain in alpha for which the second meaning of the layer
 
 def prepare_draft(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) -> PendingDraft:
     """Return a published draft that was checked against the target and can be attached to the
-    target after that is loaded. Raises RefusedError if the draft does not fit the target, is of an
-    unsupported kind or cannot be read."""
+    target once the target is loaded. Raises RefusedError if the draft does not fit the target, is
+    of an unsupported kind or cannot be read."""
     try:
         return _prepare(draft, target, options)
     except ForetokenError:
@@ -260,8 +260,9 @@ class PendingPairsDraft:
 
 
 def _choose_torch_dtype(target: Model, requested: str | None) -> torch.dtype:
-    """Return the dtype in which torch runs a draft: the requested one, or by default the target's
-    (float32 for a target in int8 or int4). Raises RefusedError if int8 or int4 is requested."""
+    """Return the dtype in which torch runs a draft: the requested dtype, or by default the target's
+    dtype (float32 for a target in int8 or int4). Raises RefusedError if int8 or int4 is
+    requested."""
     if requested in ROUNDED_DTYPES:
         raise RefusedError(
             f"draft_dtype={requested!r} is supported only by the native decoder, which does not "
@@ -283,8 +284,8 @@ def _measure_alpha(target: LoadedTarget, drafter: PairsDrafter) -> float:
 
 
 def prepare_mtp(target: TargetInfo, options: LoadOptions) -> PendingDraft:
-    """Return the target's own layer for multi-token prediction as a draft that can be attached to
-    the target after that is loaded. Raises RefusedError if the target's files have no such layer,
+    """Return the target's own layer for multi-token prediction as a draft that can be attached once
+    the target is loaded. Raises RefusedError if the target's files have no such layer,
     or are not safetensors in a folder."""
     folder = target.facts.folder
     if folder is None or folder.gguf:

@@ -176,7 +176,7 @@ def require_model(name: str | Path, revision: str | None) -> None:
 
 def resolve_options(path: str, revision: str | None) -> dict[str, Any]:
     """Return the additional arguments of `from_pretrained` for a folder or hub id:
-    `local_files_only` if the hub cannot be reached but its cache has the model, else none. Raises
+    `local_files_only` if the hub cannot be reached but its cache has the model, else {}. Raises
     InputError if neither the hub nor its cache has the model, or if a revision is given for a
     folder."""
     if not is_folder(path):

@@ -79,7 +79,8 @@ def load(
 
             None selects the shipped draft for novels, and "lookup+smollm2" for smollm2 on a CPU.
             For other targets None selects the fastest of "lookup", "self:int4" and "self:int8"
-            after `Speculator.prepared` has measured these, and "lookup" before (logged at INFO).
+            after `Speculator.prepared` has measured these, and "lookup" before that (logged at
+            INFO).
 
     Returns:
         The Speculator.
