@@ -85,7 +85,7 @@ class DriftMonitor:
         before = 0
         for step in steps:
             positions = 1 + step.drafted + step.padding
-            if step.rows == 1 and positions == before:  # a pass after one of another size is slow
+            if step.rows == 1 and positions == before:  # after another size, a pass is slow
                 newest = deque[float](maxlen=MAX_MONITORED_STEPS)
                 self._ratios.setdefault(step.drafted, newest).append(_compare_seconds(step, costs))
             before = positions if step.rows == 1 else 0

@@ -109,7 +109,7 @@ class RepeatPrediction:
     `MIN_REPEATED_TOKENS` tokens occurred before in the source, prompt or output, the predicted
     tokens replace the drafter's; otherwise no tokens are predicted."""
 
-    prior = (4.0, 0.7)  # as `Costs.prior`
+    prior = (4.0, 0.7)  # in the form of `Costs.prior`
 
     def __init__(self, request: Request) -> None:
         self._seq = _LookupSequence(request.prompt, request.source or [], request.salt)
@@ -130,7 +130,7 @@ class _LookupSequence:
 
     def __init__(self, prompt: list[int], source: list[int], salt: str) -> None:
         self.salt, self.automaton = salt, SuffixAutomaton()
-        # whether it may copy from earlier outputs; `propose` sets it, from the request's params
+        # whether this sequence may copy from earlier outputs; `LookupDrafter.propose` decides
         self.copies_earlier = False
         # result of `_find_matches`, until the sequence changes
         self._matches: list[tuple[SuffixAutomaton, int, int]] | None = None

@@ -87,7 +87,7 @@ class AsyncEngine:
                 "the engine was entered in another event loop; call stream in that event loop"
             )
         id, inbox = next(self._ids), Inbox()
-        # without the lock, which would block the loop: `_abort` may hold it until a step ends
+        # without the lock, which would block the loop: `_abort` may hold the lock until a step ends
         self._inboxes[id] = inbox
         adding = self._loop.run_in_executor(None, self._add, id, prompt, params, options)
         try:
@@ -157,7 +157,7 @@ class AsyncEngine:
             for id in list(self._inboxes):
                 try:
                     self._engine.abort(id)
-                except InputError:  # `_add` has not added it yet
+                except InputError:  # `_add` has not added the request yet
                     continue
                 self._put(id, events)
             return

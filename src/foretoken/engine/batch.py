@@ -271,7 +271,7 @@ class Batch:
         If prompt logprobs are requested, no token is prefilled, because a prefill computes no
         logits."""
         if seq.needs_prompt_logprobs:
-            seq.prompt_logprobs = []  # start again: the sequence left before they were complete
+            seq.prompt_logprobs = []  # start again: the sequence left before all were computed
             return []
         if (prefill and not leave_last_chunk) or seq.request.media is not None:
             return seq.tokens[:-1]
@@ -350,7 +350,7 @@ def _attach_media(part: object, seqs: list[SequenceState]) -> None:
     next."""
     media = [seq.request.media for seq in seqs]
     for each in list_parts(part):
-        # assigned also if there are none: a failed join may have left some
+        # assigned also if no sequence has media: a failed join may have left media
         if isinstance(each, Model) and each.capabilities.media:
             own = [m if m and each.find_media_problem(m) is None else None for m in media]
             each.joining_media = own if any(own) else []

@@ -80,7 +80,7 @@ class EngineCore:
             while unfinished:
                 self.refuse_reentry()
                 self._yield_lock()
-                with self._hold_lock():  # another thread's steps may have finished them
+                with self._hold_lock():  # other threads may have finished the sequences
                     unfinished = any(seq.finish_reason is None for seq in seqs)
                     if unfinished:
                         self._step()
@@ -220,7 +220,7 @@ class EngineCore:
         try:
             with self._lock:
                 self._waiting_threads.discard(thread)
-                if outermost:  # a Ctrl-C may have left it set
+                if outermost:  # a Ctrl-C may have left this flag set
                     self._stepping = False
                 yield
         finally:

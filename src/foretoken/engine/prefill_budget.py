@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from foretoken.request import SequenceState, SequenceStatus
 
-MAX_STEP_SLOWDOWN = 1.75  # time of a step with one sequence in prefill / of one with no prefill
+MAX_STEP_SLOWDOWN = 1.75  # time of a step with one sequence in prefill / time without prefill
 UNNOTICED_STEP_SECONDS = 0.03  # a step with prefill may always take this long
 MIN_CHUNK_TOKENS, MAX_CHUNK_TOKENS = 16, 512
 FIRST_CHUNK_TOKENS = 64  # until a step with prefill has been measured

@@ -134,7 +134,7 @@ class Scheduler:
         """Move all running sequences back to the queue, ahead of the waiting sequences of their
         priority."""
         again = [task for task in self.running if task.seq.status is not SequenceStatus.FINISHED]
-        # one assignment: a Ctrl-C between two would lose or duplicate sequences
+        # one assignment: a Ctrl-C between two assignments would lose or duplicate sequences
         self.waiting, self.running = _sort_by_priority([*again, *self.waiting]), []
         self.batch.clear()
 
@@ -181,7 +181,7 @@ class Scheduler:
             return 0
         drafts = any(task.drafts for task in fresh)
         if self.running and drafts and not self.batch.drafts:
-            # the first sequences that use the drafter: the running ones have to join it too
+            # the first sequences that use the drafter: running ones must join the drafter too
             before = self.running
             self.requeue()
             self._join(before, drafts)

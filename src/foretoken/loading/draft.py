@@ -256,7 +256,7 @@ def _resolve_hidden_state_draft(
 ) -> PendingDraft:
     """Return a draft that uses the target's hidden states. `draft` None stands for the target's own
     layer for multi-token prediction."""
-    # imported late: it imports transformers' networks, which takes seconds; others need none
+    # imported late: it imports transformers' networks, which takes seconds; other drafts need none
     from foretoken.loading.hidden_state_drafts import prepare_draft, prepare_mtp
 
     options.refuse("same_tokenizer", because="the draft has the target's tokens")

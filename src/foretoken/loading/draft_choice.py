@@ -47,7 +47,7 @@ def choose_draft(lookup_spec: Speculator, target: LoadedTarget) -> Speculator:
     """Return the Speculator that the stored choice selects: `lookup_spec`, or a Speculator that
     drafts by look-up in sequences that repeat themselves, else with a rounded copy of the target.
     Without a stored choice, return `lookup_spec` with a `choose` that measures."""
-    if lookup_spec.target.runtime != "native":  # only native shares its KV cache with a copy
+    if lookup_spec.target.runtime != "native":  # only the native backend shares its KV cache
         return lookup_spec
     make_copy_spec = cache(partial(_make_copy_spec, lookup_spec, target))
 
