@@ -1,12 +1,12 @@
 """The errors that a caller can cause, and helpers for their messages.
 
 ForetokenError
-├── InputError     an invalid value: the message names it and the remedy
+├── InputError     an invalid value: the message names the value and a remedy
 │   └── BusyError       a full queue: the request may be sent again later
-└── RefusedError   a model, option or pair that cannot be followed exactly: the message has a reason
+└── RefusedError   a model, option or pair that cannot run exactly: the message has the reason
     ├── ForeignError    a call of transformers' `generate` that only transformers can run
     ├── NumericsError   invalid logits (NaN, +inf, or -inf for every token)
-    └── ControlError    a sequence's controls leave no token, or a user's own control failed
+    └── ControlError    a sequence's controls forbid every token, or a user's control failed
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MAX_VALUE_CHARS = 60  # characters of a value in a message
 
 
 class ForetokenError(Exception):
-    """Base class of all errors meant for the user. The command line prints the message, one line,
-    without a traceback.
+    """Base class of all errors meant for the user. The command line prints only the message, in
+    one line.
 
     Attributes:
         option: The name of the invalid option; None if the error is not about one option.
@@ -57,7 +57,7 @@ class ForetokenError(Exception):
 
 
 class InputError(ForetokenError, ValueError):
-    """An invalid value: the message names it and the remedy.
+    """An invalid value. The message names the value and a remedy.
 
     Examples:
         >>> import foretoken
@@ -69,15 +69,16 @@ class InputError(ForetokenError, ValueError):
 
 
 class BusyError(InputError):
-    """A request that is refused because the queue is full; it may be sent again later."""
+    """A request is refused because the queue is full. The request may be sent again later."""
 
 
 class SameModelError(InputError):
-    """Raised if the draft, a copy of the target, would be identical to the target."""
+    """The draft would be an identical copy of the target."""
 
 
 class RefusedError(ForetokenError):
-    """A model, an option or a pair that cannot be followed exactly: the message has the reason.
+    """A model, an option, or a pair of target and draft that cannot run exactly. The message
+    states the reason.
 
     Examples:
         >>> import foretoken
@@ -89,7 +90,7 @@ class RefusedError(ForetokenError):
 
 
 class ForeignError(RefusedError):
-    """A call of transformers' `generate` that a Speculator cannot run; transformers itself may.
+    """A call of transformers' `generate` that a Speculator cannot run, but transformers may.
 
     Examples:
         >>> import foretoken, torch
@@ -110,12 +111,12 @@ class NumericsError(RefusedError):
 
     Attributes:
         row: The index of the sequence in the batch; None if unknown.
-        whose: "target" or "draft": the model with these logits.
+        whose: "target" or "draft", the model that computed these logits.
 
     Args:
         message: The error's message.
-        row: As the attribute.
-        whose: As the attribute.
+        row: See the attribute.
+        whose: See the attribute.
 
     Examples:
         >>> import foretoken
@@ -130,7 +131,7 @@ class NumericsError(RefusedError):
 
 
 class ControlError(RefusedError):
-    """Controls of a sequence that leave no token, or a user's own control that failed.
+    """Controls of a sequence that forbid every token, or a user's control that failed.
 
     Examples:
         >>> import foretoken
@@ -165,8 +166,8 @@ def is_real_number(value: object) -> bool:
 
 
 def to_float(value: object) -> float:
-    """Return the float nearest to a real number, such as a Fraction or NumPy's; infinity if it is
-    too large for a float, NaN if it is not a number."""
+    """Return the float nearest to a real number `value`, such as a Fraction; an infinity if `value`
+    is too large for a float, NaN if `value` is not a real number."""
     if not is_real_number(value):
         return math.nan
     try:
@@ -185,20 +186,19 @@ def format_value(value: object) -> str:
     return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 3]}..."
 
 
-LOOKUP_PREFIX = "lookup+"  # of a draft model's name: the look-up drafter proposes first
+LOOKUP_PREFIX = "lookup+"  # prefix of a draft's name: look-up proposes first, then the draft
 
 
 def get_base_name(model: str) -> str:
-    """Return a model's name without parent folders, including the name of its adapter if it has
-    one."""
+    """Return the name of a model, and of its adapter if any, without their parent folders."""
     front = LOOKUP_PREFIX if model.startswith(LOOKUP_PREFIX) else ""
     parts = model.removeprefix(front).split(" with ")
     return front + " with ".join(Path(part).name if exists(part) else part for part in parts)
 
 
 def log_error_kind(error: Exception) -> str:
-    """Return the class name of an error that a model's own code raised, and log the error with its
-    traceback at DEBUG: its message would not help a user."""
+    """Return the class name of an error that a model's own code raised. Log the error with its
+    traceback at DEBUG, because the error's message would not help a user."""
     log.debug("a model's own code raised an error", exc_info=error)
     return type(error).__name__
 
@@ -235,10 +235,10 @@ EXPECTED_KINDS = {
 VALIDATION_MESSAGES = {
     "string_too_short": "it is too short; give at least {min_length} characters",
     "string_too_long": "it is too long; give at most {max_length} characters",
-    "too_short": "it is too short; its minimum length is {min_length}",
+    "too_short": "it is too short; give at least {min_length} entries",
     "bytes_too_short": "it is empty",
     "bytes_type": "it is not a file; upload a file",
-    "too_long": "it is too long; give at most {max_length}",
+    "too_long": "it is too long; give at most {max_length} entries",
     "string_pattern_mismatch": "it has characters that are not allowed",
     "missing": "it is missing",
     "extra_forbidden": "it is unknown",

@@ -80,8 +80,8 @@ class GenerationSettings:
 
 
 def check_file(folder: Path) -> None:
-    """Raise InputError for a generation config that cannot be loaded: transformers would ignore it,
-    and with it the stop ids."""
+    """Raise InputError if the folder's generation config cannot be loaded: transformers would
+    ignore the whole config, including the stop ids."""
     file = folder / "generation_config.json"
     if file.exists():
         try:
@@ -93,7 +93,7 @@ def check_file(folder: Path) -> None:
 def read_settings(network: PreTrainedModel) -> GenerationSettings:
     """Return the settings of a transformers model's generation config, or of its model config if it
     has no generation config. Raises InputError for invalid ids, RefusedError for an encoder-decoder
-    with no start id or several."""
+    that does not have exactly one start id."""
     own = getattr(network, "generation_config", None)
     config = own or transformers.GenerationConfig.from_model_config(network.config)
     start = None
@@ -101,7 +101,7 @@ def read_settings(network: PreTrainedModel) -> GenerationSettings:
         start = _id(config, "decoder_start_token_id")
         start = _id(config, "bos_token_id") if start is None else start
         if start is None:
-            raise RefusedError("the model has no decoder_start_token_id; set it in its config")
+            raise RefusedError("the model has no decoder_start_token_id; set it in the config")
     ends = EndTokens(
         eos=frozenset(list_ids(config, "eos_token_id")),
         decoder_start=start,
@@ -115,12 +115,9 @@ def read_settings(network: PreTrainedModel) -> GenerationSettings:
 def resolve_params(
     params: SamplingParams, controls: dict[str, Any], ends: EndTokens, prompt_length: int
 ) -> SamplingParams:
-    """Return a caller's params. Options that the caller has not set are taken from the model's
-    generation config.
-
-    `controls` and `ends` are those of `GenerationSettings`; `prompt_length` is that of the
-    decoder's prompt.
-    """
+    """Return a caller's params. Options that the caller has not set are taken from `controls` and
+    `ends`, the attributes of the model's `GenerationSettings`. `prompt_length` is the number of
+    tokens of the decoder's prompt."""
     settings = {name: value for name, value in controls.items() if name != "min_length"}
     settings |= {"forced_bos_token_id": ends.forced_bos, "forced_eos_token_id": ends.forced_eos}
     min_new_tokens = max(
@@ -133,16 +130,16 @@ def resolve_params(
 
 
 def place_forced_ids(params: SamplingParams, prompt_length: int, last: int) -> dict[int, int]:
-    """Return the forced ids by output position. A position within the prompt, which has
-    `prompt_length` tokens, is negative; `last` is the last output position."""
+    """Return a dict from output positions to forced ids. Positions within the prompt of
+    `prompt_length` tokens are negative; `last` is the last output position."""
     first = 1 - prompt_length  # the decoder's second token
     forced = {first: params.forced_bos_token_id, last: params.forced_eos_token_id}
     return {position: token for position, token in forced.items() if token is not None}
 
 
 def require_ids(ends: EndTokens, V: int) -> None:
-    """Raise InputError if a start id or a forced id is outside 0..V-1. Stop ids may be outside:
-    they never occur."""
+    """Raise InputError if a start id or a forced id is outside 0..V-1. Stop ids may be outside
+    this range; they then never occur."""
     for name in ("decoder_start", "forced_bos", "forced_eos"):
         token = getattr(ends, name)
         if token is not None and not 0 <= token < V:
@@ -153,14 +150,14 @@ def require_ids(ends: EndTokens, V: int) -> None:
 
 
 def warn_about_suggested(suggested: dict[str, Any], params: Sequence[SamplingParams]) -> bool:
-    """Log a warning if these params differ from what a generation config suggests, and return
-    whether they do."""
+    """Return whether one of these params differs from the options that a generation config
+    suggests. If so, log a warning."""
     if all(getattr(each, n) == v for n, v in suggested.items() for each in params):
         return False
     values = ", ".join(f"{name}={value}" for name, value in suggested.items())
     flags = " ".join(f"--{n.replace('_', '-')} {v}" for n, v in suggested.items())
     log.warning(
-        "the model's generation config suggests %s, which is followed only on request: %s",
+        "the model's generation config suggests %s, which is used only if you set it: %s",
         values,
         flags,
     )
@@ -188,8 +185,8 @@ def _controls(config: GenerationConfig) -> dict[str, Any]:
 
 
 def find_unfollowed(config: GenerationConfig) -> str | None:
-    """Return the name of an entry that changes the distribution and is not followed; None if there
-    is none."""
+    """Return the name of an unsupported entry that changes the distribution; None if the config has
+    no such entry."""
     for entry, harmless in UNFOLLOWED_ENTRIES.items():
         if getattr(config, entry, None) not in harmless:
             return entry
@@ -202,8 +199,8 @@ def _objection(config: GenerationConfig) -> str | None:
     if entry := find_unfollowed(config):
         return (
             f"the model's generation config sets {entry}={getattr(config, entry)!r:.60}, which is "
-            "not followed here; generation_config='ignore' (--ignore-generation-config) generates "
-            "without it"
+            "not supported; generation_config='ignore' (--ignore-generation-config) skips such "
+            "entries"
         )
     for entry, harmless in FOLLOWED_ENTRIES.items():
         if (value := getattr(config, entry, None)) not in harmless:
@@ -211,13 +208,13 @@ def _objection(config: GenerationConfig) -> str | None:
             try:
                 SamplingParams(**{"max_new_tokens": 2**31, name: value})
             except InputError as error:
-                return f"the model's generation config: {error}; correct it there"
+                return f"the model's generation config: {error}; correct the generation config"
     return None
 
 
 def list_ids(config: GenerationConfig, entry: str) -> list[int]:
-    """Return the ids that an entry holds, a single id or a list; [] if the entry is not set. Raises
-    InputError for any other value."""
+    """Return the ids of an entry, whose value may be an id or a list of ids; [] if the entry is not
+    set. Raises InputError for any other value."""
     value = getattr(config, entry, None)
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(i) is int for i in ids):  # True is not an id
@@ -228,17 +225,17 @@ def list_ids(config: GenerationConfig, entry: str) -> list[int]:
 
 
 def _only_id(config: GenerationConfig, entry: str) -> int | None:
-    """Return an entry's id; None if it has none or several."""
+    """Return the id of an entry; None if the entry has no id or several ids."""
     ids = list_ids(config, entry)
     return ids[0] if len(ids) == 1 else None
 
 
 def _id(config: GenerationConfig, entry: str) -> int | None:
-    """Return an entry's id; None if it has none. Raises RefusedError for several ids, of which
-    transformers would use a different one for each sequence."""
+    """Return the id of an entry; None if the entry has no id. Raises RefusedError for several ids:
+    transformers would use a different one of these ids for each sequence."""
     ids = list_ids(config, entry)
     if len(ids) > 1:
         raise RefusedError(
-            f"the model's generation config sets {entry}={ids!r:.60}; set one id there"
+            f"the model's generation config sets {entry}={ids!r:.60}; set a single id"
         )
     return ids[0] if ids else None

@@ -73,8 +73,8 @@ class InputProcessor:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Prompt]:
         """Return the prompts of a call as a list of strings, lists of ids or Media. Conversations
-        are encoded with a chat template. Raises InputError for an invalid prompt, or for a template
-        without messages."""
+        are encoded with a chat template. Raises InputError for an invalid prompt, or if a template
+        is given for prompts that are not messages."""
         template = chat_template, chat_template_kwargs
         media = self._find_media(prompts)
         if media is not None:
@@ -84,7 +84,8 @@ class InputProcessor:
             return [self._encode_chat(messages, template) for messages in chats]
         if template != (None, None):
             raise InputError(
-                "chat_template is given, but the prompts are not messages; leave it out"
+                "chat_template or chat_template_kwargs is given, but the prompts are not messages; "
+                "leave out both"
             )
         return to_prompt_list(prompts)
 
@@ -97,8 +98,8 @@ class InputProcessor:
         seed: Seed,
         *template: Any,
     ) -> list[Request]:
-        """Return the requests for the arguments of a public method. `method` is its name, for error
-        messages; `template` holds chat_template and chat_template_kwargs."""
+        """Return the requests for the arguments of a public method. `method` is the method's name,
+        for error messages; `template` is chat_template and chat_template_kwargs."""
         listed = self.list_prompts(prompts, *template)
         return self.make_requests(
             listed, gather_params(params, controls, len(listed), method), seed
@@ -131,14 +132,14 @@ class InputProcessor:
     def _encode_chat(
         self, messages: list[Message], template: tuple[str | None, Mapping[str, Any] | None]
     ) -> Prompt:
-        """Return a conversation as ids, or as Media if it holds images or audio. Raises InputError
-        if these need a processor that the model does not have."""
+        """Return a conversation as ids, or as Media if it contains images or audio. Raises
+        InputError if it contains images or audio and the model has no processor."""
         if not has_media(messages):
             return chat.encode_chat(messages, self.tokenizer, *template)
         if self.processor is None:
             raise InputError(
-                "messages hold images or audio, but the model has no processor in its folder; give "
-                "text, or load a model with a processor (for a model in memory, give its "
+                "messages contain images or audio, but the model has no processor in its folder; "
+                "give text, or load a model with a processor (for a model in memory, give its "
                 "processor's output)"
             )
         output = chat.process_media_chat(messages, self.processor(), *template)
@@ -146,9 +147,9 @@ class InputProcessor:
         return cast(Prompt, media)
 
     def _find_media(self, prompts: Any) -> list[Media | Prompt] | None:
-        """Return the prompts with each processor's output converted to Media (to ids if it holds
-        only text), the others as ids or strings. Return None if no prompt is a processor's
-        output."""
+        """Return None if no prompt is the output of a processor. Otherwise return all prompts:
+        each output of a processor as Media, or as ids if it contains only text, and each other
+        prompt as ids or a string."""
         if isinstance(prompts, Media):  # a conversation that has been encoded
             return [prompts]
         several = list(prompts) if isinstance(prompts, list | tuple) else [prompts]
@@ -172,14 +173,14 @@ class InputProcessor:
         accepts, problem = self.target.capabilities.media, self.target.find_media_problem(media)
         if problem is not None:
             names = ", ".join(sorted(media.inputs))
-            reason = problem if accepts else f"the target on {self.target.runtime} reads ids only"
+            reason = problem if accepts else f"the target on {self.target.runtime} accepts only ids"
             remedy = "give text, or load a model that accepts media"
             remedy += ", with runtime='transformers'" if not accepts else ""
             if isinstance(self.target, GuidedModel):
-                reason, remedy = "guidance reads ids only", "leave out the media or the guidance"
+                reason, remedy = "guidance accepts only ids", "leave out the media or the guidance"
             if self.target.needs_media:
-                remedy = "give its processor's output for an image or audio"
-            raise InputError(f"prompt {i} holds {names}: {reason}; {remedy}")
+                remedy = "give the output of the target's processor for an image or audio"
+            raise InputError(f"prompt {i} contains {names}: {reason}; {remedy}")
         ids = _require_ids(media.ids, self.target.vocab_size, f"prompt {i}")
         if not ids and not self.target.encoder_decoder:
             raise InputError(f"prompt {i} is empty; give a text or ids to continue")
@@ -194,7 +195,8 @@ class InputProcessor:
         )
         if media is not None and params.prompt_logprobs is not None:
             raise InputError(
-                "prompt_logprobs is not supported for a prompt with media; leave it out"
+                "prompt_logprobs is not supported for a prompt with media; leave out "
+                "prompt_logprobs"
             )
         context, limit = self.target.max_context, params.max_new_tokens
         limit = limit if context is None else min(limit, context - len(head))
@@ -217,8 +219,8 @@ class InputProcessor:
         ]
 
     def _find_stop_string_ids(self, params: SamplingParams) -> set[int]:
-        """Return the ids of added tokens that are equal to a stop string. They have to stop by id:
-        a special token may be decoded to no text, in which its string would not be found."""
+        """Return the ids of added tokens that are equal to a stop string. Such tokens must stop by
+        id, because a special token may be decoded to an empty string."""
         if not params.stop_strings or self.tokenizer is None:
             return set()
         added = self.tokenizer.added_tokens_decoder.items()
@@ -230,8 +232,8 @@ class InputProcessor:
         max_tokens = self.target.source_context if encodes else self.target.max_context
         if max_tokens is not None and len(ids) >= max_tokens + encodes:
             raise InputError(
-                f"prompt {i} has {len(ids)} tokens, the model holds {max_tokens}; give a shorter "
-                "prompt"
+                f"prompt {i} has {len(ids)} tokens, but the model's context length is {max_tokens};"
+                " give a shorter prompt"
             )
 
     def make_sequences(self, requests: list[Request]) -> list[SequenceState]:
@@ -252,13 +254,12 @@ class InputProcessor:
         return seq
 
     def _make_matcher(self, request: Request) -> Matcher | None:
-        """Return a matcher of the grammar that the output must follow; None without a grammar."""
         structured = request.params.structured
         return None if structured is None else self._grammar(structured, request.eos).make_matcher()
 
     def prepare_grammars(self) -> None:
-        """Convert the tokenizer, if there is one, for llguidance. Doing it in advance keeps it out
-        of the generation, as the conversion blocks all other threads."""
+        """Convert the tokenizer, if there is one, for llguidance. The conversion blocks all other
+        threads, so it is done before anything is generated."""
         with suppress(InputError):
             get_vocabulary(self.tokenizer, self.target.vocab_size, self.ends.eos, self.ends.eos)
 
@@ -275,8 +276,8 @@ class InputProcessor:
         return [self.ends.decoder_start], ids
 
     def _decoder_prompt(self, ids: list[int]) -> list[int]:
-        """Return the decoder's prompt for `ids` that come with media, beginning with the decoder's
-        start token if the target has an encoder."""
+        """Return the decoder's prompt for the ids of a prompt with media. If the target has an
+        encoder, the decoder's prompt begins with the decoder's start token."""
         start = self.ends.decoder_start
         if not self.target.encoder_decoder or (ids and ids[0] == start):
             return ids
@@ -285,16 +286,17 @@ class InputProcessor:
 
     @property
     def prompt_vocab_size(self) -> int:
-        """The vocabulary size of prompts: the encoder's if it has its own vocabulary, else the
-        target's."""
+        """The vocabulary size of prompts: that of the encoder if the encoder has its own
+        vocabulary, else that of the target."""
         return self.target.source_vocab_size or self.target.vocab_size
 
     def encode_prompt(self, prompt: Prompt, name: str = "prompt 0") -> list[int]:
         """Return a prompt's ids; a string is tokenized with the tokenizer's special tokens. Raises
-        InputError for an invalid prompt, which the message calls `name`."""
+        InputError for an invalid prompt; `name` stands for the prompt in the message."""
         if self.target.needs_media:
-            problem = f"{name} is text alone, but the target needs an image or audio"
-            raise InputError(f"{problem}; give its processor's output, or use foretoken transcribe")
+            problem = f"{name} is only text, but the target needs an image or audio"
+            remedy = "give the output of the target's processor, or use foretoken transcribe"
+            raise InputError(f"{problem}; {remedy}")
         if len(prompt) == 0:
             raise InputError(f"{name} is empty; give a text or ids to continue")
         if isinstance(prompt, str):
@@ -325,8 +327,8 @@ class InputProcessor:
 
 
 def make_transcript(request: Request, tokenizer: PreTrainedTokenizerBase) -> StoppingDetokenizer:
-    """Return a detokenizer for a request's output, which ends the text at the request's stop
-    strings."""
+    """Return a detokenizer for the output of a request. The detokenizer ends the text at the
+    request's stop strings."""
     params, strings = request.params, request.params.stop_strings or ()
     return StoppingDetokenizer(
         tokenizer,
@@ -339,7 +341,7 @@ def make_transcript(request: Request, tokenizer: PreTrainedTokenizerBase) -> Sto
 
 
 def _require_ids(ids: Iterable[int], V: int, name: str) -> list[int]:
-    """Return the ids as a list. Raises InputError unless all are in 0..V-1."""
+    """Return the ids as a list. Raises InputError unless all ids are in 0..V-1."""
     for token in (ids := list(ids)):
         if not 0 <= token < V:
             raise InputError(
@@ -350,19 +352,19 @@ def _require_ids(ids: Iterable[int], V: int, name: str) -> list[int]:
 
 def _count_new_tokens(prompt: int, max_length: int) -> int:
     """Return the number of new tokens that max_length allows after a prompt of `prompt` tokens.
-    Raises InputError if it is 0."""
+    Raises InputError if this number is 0."""
     if prompt >= max_length:
         raise InputError(
-            f"the prompt has {prompt} tokens, so max_length={max_length} leaves none to generate; "
-            "give a shorter prompt, or give the engine a greater max_length"
+            f"the prompt has {prompt} tokens, so max_length={max_length} leaves no room for new "
+            "tokens; give a shorter prompt, or give the engine a greater max_length"
         )
     return max_length - prompt
 
 
 @contextmanager
 def _naming_prompt_in_errors(i: int, *, count: int) -> Generator[None]:
-    """If there are several prompts, prefix the message of an error raised within the `with` with
-    the index `i` of the prompt."""
+    """Put the index `i` of the prompt before the message of an error raised within the `with`. If
+    the number of prompts, `count`, is 1, leave the message unchanged."""
     try:
         yield
     except ForetokenError as error:
@@ -374,7 +376,7 @@ def _naming_prompt_in_errors(i: int, *, count: int) -> Generator[None]:
 
 def resolve_verifier(gamma: int | None, rule: str | Rule, lenience: float) -> Verifier:
     """Return the verifier for these options. Raises the errors of `SpeculationOptions`, which
-    checks them."""
+    checks the options."""
     options = SpeculationOptions(gamma, rule, lenience)
     if rule == COUPLED_RULE:
         return verifier.COUPLED_VERIFIER
@@ -387,9 +389,9 @@ def resolve_verifier(gamma: int | None, rule: str | Rule, lenience: float) -> Ve
 def to_prompt_list(prompts: Prompts) -> list[Prompt]:
     """Return one prompt (a str, or ids) or several prompts as a list of prompts.
 
-    Ids may be lists, tensors or arrays. A tensor `[B, n]` is B prompts, and so is a tokenizer's
-    output, from which the tokens with attention mask 0 are dropped. Raises InputError for anything
-    else.
+    Ids may be lists, tensors or arrays. A tensor `[B, n]` stands for B prompts. Prompts may also be
+    a tokenizer's output; tokens with attention mask 0 are then dropped. Raises InputError for
+    anything else.
     """
     if isinstance(prompts, str):
         return [prompts]
@@ -409,8 +411,8 @@ def to_prompt_list(prompts: Prompts) -> list[Prompt]:
 
 
 def _to_lists(value: Any) -> Any:
-    """Return tensors, arrays and tuples as lists, NumPy's numbers as Python's, anything else
-    unchanged."""
+    """Convert tensors, arrays and tuples to lists, and NumPy numbers to Python numbers. Return
+    anything else unchanged."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     return [_to_lists(part) for part in value] if isinstance(value, list | tuple) else value
@@ -419,10 +421,11 @@ def _to_lists(value: Any) -> Any:
 def _list_encoded(batch: Mapping[str, Any]) -> list[Any]:
     """Return the ids in a tokenizer's output, without the padding on either side."""
     if "input_ids" not in batch:
-        raise InputError("prompts holds no input_ids; give what a tokenizer returns, or ids")
+        raise InputError("prompts has no input_ids; give the output of a tokenizer, or ids")
     if media := sorted(batch.keys() - TEXT_INPUTS):
         raise InputError(
-            f"prompts hold {', '.join(media)}, but only ids are accepted here; give input_ids alone"
+            f"prompts contain {', '.join(media)}, but only ids are accepted here; give only "
+            "input_ids"
         )
     ids, mask = _to_lists(batch["input_ids"]), _to_lists(batch.get("attention_mask"))
     if mask is not None and not _have_same_shape(ids, mask):
@@ -434,15 +437,13 @@ def _list_encoded(batch: Mapping[str, Any]) -> list[Any]:
 
 
 def _have_same_shape(ids: Any, mask: Any) -> bool:
-    """Return whether the arguments are nested lists of equal lengths at every level, or neither is
-    a list."""
+    """Return whether nested lists have equal lengths at every level."""
     if isinstance(ids, list) and isinstance(mask, list):
         return len(ids) == len(mask) and all(map(_have_same_shape, ids, mask))
     return not isinstance(ids, list) and not isinstance(mask, list)
 
 
 def _apply_mask(ids: list[Any], mask: list[Any]) -> list[Any]:
-    """Return the (nested) list of ids without the ids whose mask is 0."""
     pairs = zip(ids, mask, strict=True)
     return [
         _apply_mask(a, b) if isinstance(a, list) else a
@@ -459,8 +460,9 @@ def make_keys(seed: Seed, counts: list[int]) -> list[SequenceKey]:
     """Return the keys (seed, number) of all sequences, `counts[i]` keys for prompt i.
 
     If `seed` is an int, all keys have this seed (a random seed for None) and are numbered from 0
-    across all prompts. If it is a list, entry i is for prompt i: either a seed, and the prompt's
-    keys are numbered from 0, or a pair (seed, number), and they are numbered from `number`.
+    across all prompts. If `seed` is a list, entry i is for prompt i. If the entry is an int, the
+    prompt's keys are numbered from 0; if it is a pair (seed, number), they are numbered from
+    `number`.
     """
     if seed is None:
         seed = randbits(63)
@@ -468,11 +470,11 @@ def make_keys(seed: Seed, counts: list[int]) -> list[SequenceKey]:
         return [SequenceKey(SEED("seed", seed), number) for number in range(sum(counts))]
     if not isinstance(seed, list | tuple):
         raise InputError(
-            f"seed is {format_value(seed)}; give an integer, or a list with one for each prompt"
+            f"seed is {format_value(seed)}; give an integer, or a list of one seed per prompt"
         )
     if len(seed) != len(counts):
         raise InputError(
-            f"seed has {len(seed)} entries for {len(counts)} prompts; give one for each prompt"
+            f"seed has {len(seed)} entries for {len(counts)} prompts; give one entry per prompt"
         )
     pairs = [s if isinstance(s, list | tuple) else (s, 0) for s in seed]
     for pair in pairs:

@@ -1,10 +1,10 @@
-"""Leases: Speculators and engines may share a model or a drafter, but only one of them at a time
-may put sequences into it.
+"""Leases: Speculators and engines may share a model or a drafter, but only one Speculator or engine
+at a time may put sequences into a shared model or drafter.
 
-Each leased model or drafter, here called a part, has an attribute that holds the record of its
+Each leased model or drafter, here called a part, has an attribute that refers to the record of its
 lease. If Ctrl-C interrupts the generation, even during its cleanup, the lease ends when its `Lease`
-object is garbage-collected, and the next lease of the same parts removes the sequences that were
-left in them.
+object is garbage-collected. The next lease of the same parts removes all sequences that are still
+in the parts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LEASE_ATTRIBUTE, ENGINE_ATTRIBUTE = "_foretoken_tenancy", "_foretoken_engine"
 
 
 class LeaseRecord:
-    """The models and drafters of a lease and the number of its sequences, from which the next lease
-    can clean up after an interruption."""
+    """The models and drafters of a lease, and the number of its sequences. The next lease uses this
+    record to clean up after an interruption."""
 
     def __init__(self, lease: Lease, target: Model, drafter: Drafter | None) -> None:
         self.drafter = drafter
@@ -52,15 +52,15 @@ class LeaseRecord:
 
 
 class Lease:
-    """The right to put sequences into a target, a drafter and the models within them."""
+    """The right to put sequences into a target, a drafter and the models that they contain."""
 
     def __init__(self, target: Model, drafter: Drafter | None = None) -> None:
         self.target, self.drafter = target, drafter
         self.record = LeaseRecord(self, target, drafter)
 
     def acquire(self) -> None:
-        """Take the lease of all parts, and remove sequences that an interrupted lease left in them.
-        Raises RefusedError if another lease that has not ended holds one of the parts."""
+        """Take the lease of all parts, and remove sequences that an interrupted lease left in the
+        parts. Raises RefusedError if another lease that has not ended has one of the parts."""
         with LEASE_LOCK:
             before: list[LeaseRecord] = [x for x in map(find_lease_record, self.record.parts) if x]
             for record in before:
@@ -73,14 +73,13 @@ class Lease:
                 _set_attribute(part, LEASE_ATTRIBUTE, self.record)
 
     def count_joining(self, num_joining: int) -> None:
-        """Add `num_joining` to `num_drafted`; to be called before that many sequences join the
-        drafter."""
+        """Add `num_joining` to `num_drafted`. Call this before the sequences join the drafter."""
         self.record.num_drafted += num_joining
 
     @property
     def num_drafted(self) -> int:
-        """The number of the target's sequences that have joined the drafter too; they are the first
-        rows of the target's batch."""
+        """The number of the target's sequences that have joined the drafter too. These sequences
+        are in the first rows of the target's batch."""
         return self.record.num_drafted
 
     def leave(self, rows: list[int]) -> None:
@@ -120,26 +119,26 @@ def hold_lease(target: Model, drafter: Drafter | None = None) -> Iterator[Lease]
 
 
 def find_lease_record(part: object) -> LeaseRecord | None:
-    """Return the record of the lease that holds this part, or that was interrupted before it freed
-    the part; None if there is none."""
+    """Return the record of the lease that has this part, or of an interrupted lease that did not
+    free the part; None if there is no such lease."""
     found: LeaseRecord | None = getattr(part, LEASE_ATTRIBUTE, None)
     # a copy of a leased part has the attribute, too
     return found if found is not None and any(part is each for each in found.parts) else None
 
 
 def engage(parts: Sequence[object], engine: object) -> None:
-    """Assign the parts to an engine. Raises InputError if one of them has an engine already."""
+    """Assign the parts to an engine. Raises InputError if a part has an engine already."""
     with LEASE_LOCK:
         if any(_engine_of(part) is not None for part in parts):
             raise InputError(
-                "these models have an engine; close it first, or load the models again"
+                "these models have an engine; close that engine first, or load the models again"
             )
         for part in parts:
             _set_attribute(part, ENGINE_ATTRIBUTE, (id(part), ref(engine)))
 
 
 def disengage(parts: Sequence[object], engine: object) -> None:
-    """Free the parts that this engine has."""
+    """Free the parts that are assigned to this engine."""
     with LEASE_LOCK:
         for part in parts:
             if _engine_of(part) is engine:
@@ -152,13 +151,13 @@ def _engine_of(part: object) -> object | None:
 
 
 def _set_attribute(part: object, name: str, value: object) -> None:
-    with suppress(AttributeError):  # a user's class with slots: it has no guard
+    with suppress(AttributeError):  # a user's class with slots has no lease and no engine
         object.__setattr__(part, name, value)
 
 
 def _evict(record: LeaseRecord) -> None:
-    """Remove the sequences of a lease and free the parts that it still holds. If Ctrl-C interrupts
-    this, the next lease does it."""
+    """Remove the sequences of a lease and free the parts that it still has. If Ctrl-C interrupts
+    this call, the next lease of the parts repeats it."""
     owned = [part for part in record.parts if find_lease_record(part) is record]
     try:
         if all(find_lease_record(part) in (record, None) for part in record.parts):
@@ -177,9 +176,9 @@ def _clear_attributes(parts: list[object]) -> None:
 def _make_refusal(thread: Thread) -> RefusedError:
     if thread is current_thread():
         return RefusedError(
-            "a stream of this target or draft is still open; read it to its end or close it first"
+            "a stream of this target or draft is still open; first exhaust or close that stream"
         )
     return RefusedError(
-        f"thread {thread.name!r} is generating with this target or draft, or has a stream of it "
-        "open; wait for that thread, or load a separate pair for each thread"
+        f"thread {thread.name!r} is generating with this target or draft, or has an open stream of "
+        "this target or draft; wait for that thread, or load a separate pair for each thread"
     )

@@ -123,7 +123,7 @@ def test_a_faulty_prompt_does_not_speak_for_others(folder: Path) -> None:
     """The first picture's size is wrong, and it is refused alone."""
     spec, good = read(folder)
     for bad in (good["pixel_values"][..., :20], good["pixel_values"] * float("nan")):
-        with pytest.raises(InputError, match="prompt 0 holds pixel_values"):
+        with pytest.raises(InputError, match="prompt 0 contains pixel_values"):
             spec.generate({**good, "pixel_values": bad}, **NEW)
     assert spec.generate(good, **NEW)[0].tokens
     mask = good["attention_mask"]
@@ -131,7 +131,7 @@ def test_a_faulty_prompt_does_not_speak_for_others(folder: Path) -> None:
     for name, bad in faults.items():
         with pytest.raises(InputError, match=f"^{name} is "):
             spec.generate({**good, name: bad}, **NEW)
-    with pytest.raises(InputError, match="guidance reads ids only"):
+    with pytest.raises(InputError, match="guidance accepts only ids"):
         spec.guided(2.0).generate(good, **NEW)
     _, last = read(folder, "a<image>")
     with pytest.raises(InputError, match="prompt ends with a media token"):

@@ -140,7 +140,7 @@ def test_dynamic_frequencies_end_where_they_would_change(runtime: str) -> None:
     for gamma in (0, 3):
         (text,) = spec.generate([PROMPTS[0]], max_new_tokens=80, gamma=gamma)
         assert text.tokens == expected[:45] and text.finish_reason == "length"
-    with pytest.raises(InputError, match="the model holds 48"):
+    with pytest.raises(InputError, match="the model's context length is 48"):
         spec.generate([PROMPTS[1] * 2])
     assert get_context_limit(model.config) == 48
     named = rope | {"original_max_position_embeddings": 48}

@@ -412,7 +412,7 @@ class Bound(FunctionDrafter):
 
 def test_a_drafter_bound_to_its_target_is_refused():
     model = TableModel(P, V)
-    with pytest.raises(RefusedError, match=r"give it a method with_target\(target\)"):
+    with pytest.raises(RefusedError, match=r"define a method with_target\(target\)"):
         issue(Bound(model), model)
 
 

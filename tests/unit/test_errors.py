@@ -75,7 +75,7 @@ class Shape(BaseModel):
         ({"share": float("nan")}, "it must be a finite number"),
         ({"on": 1}, "it must be true or false"),
         ({"kind": "c"}, "it must be one of 'a' or 'b'"),
-        ({"many": []}, "it is too short; its minimum length is 1"),
+        ({"many": []}, "it is too short; give at least 1 entries"),
         ({"many": 1}, "it must be a list"),
         ({"more": []}, "it must be an object"),
         ({"other": 1}, "it is unknown"),

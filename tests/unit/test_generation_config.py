@@ -56,7 +56,7 @@ def test_several_ids_that_are_forced_at_once_are_refused(entry):
     """Transformers makes them equally likely."""
     target = t5(64)
     setattr(target.generation_config, entry, [9, 5])
-    with pytest.raises(RefusedError, match=rf"sets {entry}=\[9, 5\], which is not followed here"):
+    with pytest.raises(RefusedError, match=rf"sets {entry}=\[9, 5\], which is not supported"):
         load(target, "none")
     ends = load(target, "none", generation_config="ignore").ends
     assert ends.forced_bos is ends.forced_eos is None
@@ -180,7 +180,7 @@ def test_an_entry_that_cannot_be_followed(entry, value):
     setattr(target.generation_config, entry, value)
     objection = read_settings(target).objection or ""
     assert objection.startswith("the model's generation config: ")
-    assert objection.endswith("; correct it there") and "\n" not in objection
+    assert objection.endswith("; correct the generation config") and "\n" not in objection
     assert load(target, "none", generation_config="ignore").controls == {}
 
 
@@ -223,7 +223,7 @@ def test_an_entry_that_changes_the_distribution_and_is_not_followed(entry):
         setattr(target.generation_config, entry, harmless)
         assert read_settings(target).objection is None
     setattr(target.generation_config, entry, 7)
-    with pytest.raises(RefusedError, match=f"sets {entry}=7, which is not followed here") as error:
+    with pytest.raises(RefusedError, match=f"sets {entry}=7, which is not supported") as error:
         load(target, "none")
     assert "generation_config='ignore' (--ignore-generation-config)" in str(error.value)
     assert read_settings(target).objection == str(error.value)

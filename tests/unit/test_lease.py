@@ -34,7 +34,7 @@ from table import TableModel
 
 V = 6
 P, M, Q = (random_model(seed, V) for seed in (1, 3, 2))
-OPEN = "a stream of this target or draft is still open; read it to its end or close it first"
+OPEN = "a stream of this target or draft is still open; first exhaust or close that stream"
 
 
 def three() -> tuple[Speculator, Speculator]:

@@ -86,7 +86,7 @@ def test_texts_stay_texts():
         (torch.tensor(3), "prompts is a Tensor; give a str, ids, or a list of prompts"),
         (np.int64(3), "prompts is a int64"),
         (torch.zeros(1, 1, 1, dtype=torch.long), r"prompt 0 is \[\[0\]\]"),
-        ({"ids": ONE}, "prompts holds no input_ids; give what a tokenizer returns, or ids"),
+        ({"ids": ONE}, "prompts has no input_ids; give the output of a tokenizer, or ids"),
         ({"input_ids": 3}, "prompts is a dict"),
         ({"input_ids": ONE, "attention_mask": [1]}, "attention_mask does not have the shape of"),
         ({"input_ids": ONE, "attention_mask": 1}, "attention_mask does not have the shape of"),

@@ -27,15 +27,15 @@ from foretoken.sampling.draw import Draw
 from foretoken.sampling.verifier import make_verifier
 
 log = logging.getLogger(__name__)
-# Draft tokens per step at batch size 1, for passes over 1 to 16 tokens. Kernels process tokens by
-# fours or sixes, so costs rise in jumps, which fewer sizes would miss.
+# Draft tokens per step at batch size 1, for passes over 1 to 16 tokens. Kernels process tokens in
+# groups of four or six, so costs rise in jumps, which fewer sizes would miss.
 SINGLE_DRAFT_SIZES = (*range(9), 11, 12, 15)
-STEPS_PER_SIZE = 2  # in succession: a pass whose size differs from the last one's is slower
+STEPS_PER_SIZE = 2  # in succession: the first pass after a change of size is slower
 SETTLING_STEPS = 2  # extra steps at the start of a round: passes may be padded to the last sizes
-MAX_PRIOR_WEIGHT = 10.0  # in draft tokens, of the probe's alpha in a new sequence's prior
-MAX_PROBE_SECONDS = 1.0  # rounds after the second begin before this
+MAX_PRIOR_WEIGHT = 10.0  # weight of the measured alpha in a new sequence's prior, in draft tokens
+MAX_PROBE_SECONDS = 1.0  # after this time, no round begins except the second
 MAX_ROUNDS, MIN_ROUNDS = 5, 2
-# context length of the second measurement, and the least that it must exceed the first one's by
+# context length of the second measurement, and its minimum difference from that of the first one
 LONG_CONTEXT_TOKENS, MIN_EXTRA_CONTEXT_TOKENS = 1024, 128
 LONG_CONTEXT_DRAFT_SIZES = (0, 1, 2, 4, 8)  # draft tokens per step at that length
 MEASURING_MESSAGE = "measuring step costs on this machine, once: %s"
@@ -46,7 +46,6 @@ Result = TypeVar("Result")
 
 
 def _max_tokens(sizes: tuple[int, ...], rounds: int) -> int:
-    """Return the maximum number of tokens that rounds over these sizes generate."""
     return rounds * sum(g + 1 for g in _list_round(sizes)) + max(sizes) + 2
 
 
@@ -76,8 +75,8 @@ def probe(
         request: A prompt to generate from; fewer steps are measured if its limit is below
             `PROBE_TOKENS`.
         params: The sampling params to measure.
-        eos: The end-of-sequence tokens. They do not stop the generation, but the acceptance after
-            one does not count.
+        eos: The end-of-sequence tokens. They do not stop the generation, but acceptance is not
+            counted after an end-of-sequence token.
         label: A description of the measurement, for the log and the cache.
 
     Returns:
@@ -102,8 +101,8 @@ def probe(
 def _probe_long_context(
     batch: Batch, request: Request, params: SamplingParams, costs: Costs
 ) -> LongContextCosts | None:
-    """Measure the costs at a longer context, of which the prefill takes a second at most. Return
-    None if that context would not be much longer than the first one, and for an encoder-decoder."""
+    """Measure the costs at a longer context whose prefill takes about a second at most. Return None
+    for an encoder-decoder, or if that context would not be much longer than `costs.context`."""
     max_tokens = int(16 * MAX_PROBE_SECONDS / float(interpolate(costs.score, 16)))
     room = (
         LONG_CONTEXT_TOKENS + LONG_CONTEXT_PROBE_TOKENS
@@ -140,7 +139,7 @@ def probe_shared(
     drafter, requests = _AlwaysProposingDrafter(batch.drafter), [request] * batch_size
     seqs = _run_rounds(batch, drafter, requests, params, sizes, label=label)
     steps = _drop_settling(seqs[0].records, sizes)
-    # as long as all sequences run: the first to finish ends the zip
+    # only the steps before the first sequence finishes: in these, all sequences run
     step_records = zip(*(seq.records for seq in seqs), strict=False)
     drafted = [sum(step.drafted for step in each) for each in step_records]
     draft_tokens = _drop_settling(drafted, sizes)
@@ -152,7 +151,7 @@ def probe_shared(
 
 
 def list_shared_draft_sizes(batch_size: int) -> tuple[int, ...]:
-    """Return the draft tokens per step, of all sequences together, with which steps are
+    """Return the numbers of draft tokens per step, summed over all sequences, at which steps are
     measured."""
     return tuple(sorted({0, batch_size // 2, batch_size, 3 * batch_size}))
 
@@ -160,8 +159,8 @@ def list_shared_draft_sizes(batch_size: int) -> tuple[int, ...]:
 def _compare_halves(
     steps: list[StepRecord], draft_tokens: list[int], sizes: tuple[int, ...]
 ) -> float | None:
-    """Return the greatest ratio, 1 or more, between the times of odd and of even rounds at one
-    size, leaving out a few outlier sizes; None if there was one round only."""
+    """Compare the step times of odd and even rounds at each size, as a ratio of 1 or more. Return
+    the greatest ratio, leaving out a few outlier sizes; None if there was one round only."""
     halves: list[dict[int, list[float]]] = [{}, {}]
     for i, (step, count) in enumerate(zip(steps, draft_tokens, strict=True)):
         seconds = step.draft_seconds + step.score_seconds + step.verify_seconds
@@ -182,8 +181,8 @@ def _run_rounds(
     max_rounds: int = MAX_ROUNDS,
     label: str = "",
 ) -> list[SequenceState]:
-    """Run two to `max_rounds` rounds over the sizes and return the sequences; the first sequence
-    had the most draft tokens in each step. If the rounds take long, `label` is logged."""
+    """Run two to `max_rounds` rounds over the sizes and return the sequences; in each
+    step, the first sequence has the most draft tokens. If the rounds take long, log `label`."""
     seqs = [SequenceState.from_request(replace(request, params=params)) for request in requests]
     batch, verifier, gammas = Batch(batch.target, drafter), make_verifier(block), _list_round(sizes)
     start, steps = perf_counter(), 0
@@ -225,8 +224,8 @@ def _update_prior(prior: tuple[float, float], overlaps: list[float]) -> tuple[fl
 
 
 def _drop_settling(each: list[Result], sizes: tuple[int, ...]) -> list[Result]:
-    """Return the entries of `each`, one per step, of the last step of each size in each round; all
-    entries if the first size was not completed."""
+    """From `each`, which has one entry per step, return the entries of the last step of each size
+    in each round. Return all entries if the first size was not completed."""
     length = len(_list_round(sizes))
     last = range(SETTLING_STEPS + STEPS_PER_SIZE - 1, length, STEPS_PER_SIZE)
     return [x for i, x in enumerate(each) if i % length in last] or each
@@ -244,8 +243,8 @@ def _measure_size_change(steps: list[StepRecord]) -> float:
 
 
 class _AlwaysProposingDrafter(Drafter):
-    """A drafter whose proposals are replaced by made-up tokens if they are too few, so that each
-    pass has its full size."""
+    """A drafter that replaces the draft of `drafter` by made-up tokens if the draft is too short,
+    so that each pass has its full size."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.holds = drafter, (drafter,)

@@ -1,10 +1,10 @@
 """Costs on disk: how reliable they are, and when they are measured again.
 
-Their key contains everything that speed depends on: shapes, precision, backend, machine and
-versions, not the weights' values. They are stored even if the machine was busy. Costs that real
-steps contradict are used until another process measures again before its first request. The wait
-before each further attempt is four times as long, so that a machine that is never idle does not
-measure at every start.
+The key of stored costs contains everything that speed depends on: shapes, precision, backend,
+machine and versions, but not the values of the weights. Costs are stored even if the machine was
+busy. Costs that real steps contradict are used until another process measures again before its
+first request. Each wait before a further measurement is four times as long as the wait before, so
+that a machine that is never idle does not measure at every start.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from foretoken.storage.cache import get_versions, load_cached_values, save_cache
 COSTS_FILE, COSTS_FORMAT = "costs.json", 11
 FIRST_RETRY_SECONDS, RETRY_BACKOFF, MAX_RETRY_SECONDS = 600.0, 4, 7 * 86400.0
 MAX_COST_RATIO = 1.5  # of real to expected step time; changes of other load cause less
-# numbers of steps of one size that are compared: at least the first, at most the second, the newest
+# minimum number of steps of one size to compare; maximum number, of which the newest are compared
 MIN_MONITORED_STEPS, MAX_MONITORED_STEPS = 16, 256
 
 
@@ -44,7 +44,7 @@ class StoredCosts:
     """Costs, and the circumstances of their measurement."""
 
     costs: Costs
-    spread: float | None  # ratio of odd to even rounds, 1 or more; None: one round only
+    spread: float | None  # ratio of times of odd and even rounds, 1 or more; None: one round only
     others: float | None  # share of the processors that other processes used; None: unknown
     label: str = ""  # for `foretoken cache list`
     when: float = field(default_factory=lambda: time())  # last measurement, seconds since 1970
@@ -80,12 +80,12 @@ class DriftMonitor:
         self._exceeded: bool | None = None
 
     def add_steps(self, steps: list[StepRecord], costs: Costs) -> bool:
-        """Add steps; return whether they change the verdict on the costs, which is whether `off`
-        exceeds `MAX_COST_RATIO`."""
+        """Add steps. Return True if these steps change the verdict on the costs: the costs are
+        wrong if `off` exceeds `MAX_COST_RATIO`."""
         before = 0
         for step in steps:
             positions = 1 + step.drafted + step.padding
-            if step.rows == 1 and positions == before:  # a pass after one of another size is slow
+            if step.rows == 1 and positions == before:  # after another size, a pass is slow
                 newest = deque[float](maxlen=MAX_MONITORED_STEPS)
                 self._ratios.setdefault(step.drafted, newest).append(_compare_seconds(step, costs))
             before = positions if step.rows == 1 else 0
@@ -97,10 +97,10 @@ class DriftMonitor:
     def off(self) -> float | None:
         """The factor by which the costs are wrong; None after too few steps.
 
-        Each size of steps has a ratio of real to expected time. The factor is the greatest ratio
-        divided by the smallest; or, if larger, the factor by which even the slowest size is faster
-        than expected. If all sizes are slower alike, the machine is just busy, and the factor is
-        near 1.
+        For each size of steps there is a ratio of real to expected time. The factor is the greatest
+        ratio divided by the smallest ratio; or, if larger, the factor by which even the slowest
+        size is faster than expected. If all sizes are slower by the same factor, the machine is
+        only busy, and `off` is near 1.
         """
         ratios = [
             median(each) for each in self._ratios.values() if len(each) >= MIN_MONITORED_STEPS
@@ -117,8 +117,8 @@ def _compare_seconds(step: StepRecord, costs: Costs) -> float:
 
 
 def store_contradiction(name: str, costs: Costs, off: float) -> None:
-    """Store `off`, the factor by which real steps differ from these costs, with the costs under
-    `name`; None instead if it is below `MAX_COST_RATIO`."""
+    """With the costs stored under `name`, store `off`, the factor by which real steps differ from
+    these costs; store None if `off` is at most `MAX_COST_RATIO`."""
     stored, wrong = load_costs(name), off if off > MAX_COST_RATIO else None
     if stored is not None and stored.costs == costs and (stored.off is None) != (wrong is None):
         store_costs(name, replace(stored, off=wrong))
@@ -144,7 +144,7 @@ def load_or_measure(
 def find_usable(name: str | None, single_name: str | None, *, remeasure: bool) -> Costs | None:
     """Return the costs stored under `name`; None if there are none, or if they are due to be
     measured again and `remeasure` allows it. `single_name` is the name of the costs for batch size
-    1 that they extend."""
+    1 that these costs extend."""
     stored = load_costs(name) if name else None
     due = (
         remeasure

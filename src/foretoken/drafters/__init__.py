@@ -1,3 +1,2 @@
-"""Drafters: objects that propose draft tokens, each sampled token with the distribution q that it
-was sampled from. They use `sampling/draw.py` and `models/base.py`, and do not depend on the
-acceptance method."""
+"""Drafters: objects that propose draft tokens. Each sampled draft token comes with the distribution
+q from which it was sampled. Drafters do not depend on the acceptance method."""

@@ -1,8 +1,9 @@
 """A drafter for Gemma 4's assistants, networks that attend to the target's own keys and values.
 
-Such a network has no cache, so rejected draft tokens need no rollback. It computes all draft tokens
-of a step as if at the sequence's last position. A draft token depends on the ones before it only
-through their embeddings and the hidden state that each forward pass returns for the next.
+Such a network has no cache, so rejected draft tokens need no rollback. All draft tokens of a step
+are computed as if they were at the sequence's last position. A draft token depends on earlier draft
+tokens only through their embeddings and through the hidden state that each forward pass returns for
+the next forward pass.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ class SharedKVModel(Protocol):
         ...
 
     def begin(self, rows: list[int]) -> None:
-        """Select the target's sequences that the next `step` calls draft for, and fix their present
-        lengths."""
+        """Select the target's sequences for the next `step` calls. Each of these calls uses the
+        sequences' present lengths."""
         ...
 
     def step(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Run the network once for the selected rows.
 
         embedded: `[n, H]`, the embedding of each sequence's last token. states: `[n, H]`, the
-        hidden state of the token before it.
+        hidden state of the token before the last token.
 
         Returns logits `[n, V]` of the next token, and hidden states `[n, H]`, which are the
         `states` of the next call.
@@ -66,7 +67,8 @@ class AssistantDrafter(Drafter):
     Args:
         target: The target; its only tap must be `FINAL_TAP`.
         model: The network, made for this target.
-        embedding: Returns embeddings `[N, H]` of ids `[N]`, as the target's first layer takes them.
+        embedding: Function from ids `[N]` to embeddings `[N, H]`, the inputs of the target's first
+            layer.
     """
 
     reads_target = True
@@ -86,8 +88,8 @@ class AssistantDrafter(Drafter):
         network needs."""
         if not target.capabilities.shared_kv or target.taps != (FINAL_TAP,):
             raise InputError(
-                "the target does not expose the hidden states that the draft needs; give one that "
-                "does"
+                "the target does not expose the hidden states that the draft needs; give a target "
+                "that does"
             )
         return AssistantDrafter(target, self.network.with_target(target), self.embedding)
 
@@ -101,8 +103,7 @@ class AssistantDrafter(Drafter):
         self._take_states()
 
     def _take_states(self) -> None:
-        """Store the hidden state of the token before each sequence's last one, if the target has
-        it."""
+        """Store the target's hidden state of each sequence's last token but one, if available."""
         for seq, new in zip(self.seqs, self.target.take_hidden_states(), strict=True):
             if new is not None:
                 reached = new.first + len(new.states) == seq.length - 1
@@ -145,8 +146,7 @@ class AssistantDrafter(Drafter):
 
 
 def _spread_rows(logits: Tensor, rows: list[int], count: int) -> Tensor:
-    """Return the logits of these sequences as `[count, V]`, with zeros in the rows that get no
-    draft tokens."""
+    """Return a tensor `[count, V]` with these logits in `rows`, and zeros in all other rows."""
     if len(rows) == count:
         return logits
     every = logits.new_zeros(count, logits.shape[1])

@@ -1,7 +1,7 @@
 """The base class of drafters, the `Draft` that they return, and functions that build a `Draft`.
 
-A drafter identifies its sequences by row, their index in the batch. When sequences leave the batch,
-later sequences move up.
+A drafter identifies each sequence by its row, the index of the sequence in the batch. When
+sequences leave the batch, later sequences move up.
 """
 # torch does not annotate from_numpy()
 # pyright: reportUnknownMemberType=false
@@ -34,15 +34,15 @@ class Draft:
     other q, the output does not follow the target's distribution.
 
     Attributes:
-        tokens: `[B, G]`, padded on the right; may be on a device.
-        lengths: `[B]`, the number of draft tokens of each sequence, at most its gamma; on the host.
-        q: `[B, G, V]`, V the target's vocabulary size. None if every draft token is certain, that
-            is, a deterministic function of the tokens before it.
+        tokens: `[B, G]`, padded on the right; may be on a GPU.
+        lengths: `[B]`, the number of draft tokens of each sequence, at most its gamma; on the CPU.
+        q: `[B, G, V]`; V is the target's vocabulary size. None if every draft token is certain,
+            that is, a deterministic function of the tokens before it.
         calls: Forward passes of the draft model.
-        tops: `[B, G]`, the largest of the logits that each draft token was chosen by. A non-finite
-            value marks invalid logits.
-        predicted: Rows whose draft tokens a request predicted instead of the drafter. They are left
-            out of the drafter's acceptance.
+        tops: `[B, G]`, for each draft token the largest of the logits from which it was chosen. A
+            non-finite value marks invalid logits.
+        predicted: Rows whose draft tokens come from a request's prediction, not from the drafter.
+            The drafter's acceptance is estimated without these rows.
 
     Examples:
         >>> import foretoken, torch
@@ -64,8 +64,8 @@ class Drafter(Component):
 
     To write a drafter, derive from this class: `start`, `propose`, `commit` and `leave` are
     required, everything else has a default. A drafter holds the sequences of one engine, so give
-    each Speculator a drafter of its own. Sequences are identified by row, their index in the batch;
-    when sequences leave, later sequences move up.
+    each Speculator a drafter of its own. Each sequence is identified by its row, the index of the
+    sequence in the batch; when sequences leave, later sequences move up.
 
     Attributes:
         vocab_size: V of its distributions, equal to the target's; None if it returns no
@@ -73,7 +73,8 @@ class Drafter(Component):
         runtime: Name of its backend, for statistics.
         model: The draft model; its cost is measured and its forward passes are padded. None if the
             drafter has no model.
-        holds: Models and drafters that it contains. Each may be used in one place only.
+        holds: Models and drafters that this drafter contains. No other part of the target or the
+            drafter may contain them.
         identity: Key under which its measured costs are stored; None if they are not stored.
         has_own_speed: True if its speed does not follow from its `model`. Its costs are then not
             stored.
@@ -81,9 +82,9 @@ class Drafter(Component):
             passes then cannot run ahead of the drafter.
         shares: True if it drafts in the target's own KV cache.
         rewinds: True if the class overrides `rewind`. A drafter that is part of a cascade or a
-            mixture must override it.
-        reads_states: True if it needs the hidden states of all tokens from its `target`: the class
-            overrides `count_cached_tokens`.
+            mixture must override `rewind`.
+        reads_states: True if it needs the hidden states of all tokens from its `target`. Its class
+            then overrides `count_cached_tokens`.
         priors: Prior acceptance of each grade that `predict_grades` returns: a weight in tokens and
             an acceptance rate. If given, acceptance is estimated for each grade separately.
 
@@ -148,7 +149,7 @@ class Drafter(Component):
 
         Args:
             gamma: Maximum number of draft tokens for each sequence.
-            draw: The random numbers of this step. The drafter must use no others.
+            draw: The random numbers of this step. The drafter must not use other random numbers.
 
         Returns:
             At most gamma[b] draft tokens for sequence b.
@@ -174,15 +175,15 @@ class Drafter(Component):
         raise NotImplementedError
 
     def rewind(self, counts: list[int]) -> None:
-        """Remove all draft tokens, then the last committed tokens, of each sequence.
+        """Remove from each sequence all draft tokens, then the last committed tokens.
 
         Args:
-            counts: Number of tokens to remove from each sequence.
+            counts: Number of committed tokens to remove from each sequence.
 
         Raises:
             RefusedError: The class does not override this method.
         """
-        raise RefusedError(f"{type(self).__name__} cannot rewind; give it a method rewind(counts)")
+        raise RefusedError(f"{type(self).__name__} cannot rewind; define a method rewind(counts)")
 
     def with_target(self, target: Model) -> Any:
         """Return this drafter for another target.
@@ -201,7 +202,7 @@ class Drafter(Component):
             return self
         raise RefusedError(
             f"{type(self).__name__} drafts from the hidden states of one target and cannot switch "
-            "to another; give it a method with_target(target)"
+            "to another; define a method with_target(target)"
         )
 
     def count_cached_tokens(self, tokens: list[int]) -> int:
@@ -211,7 +212,7 @@ class Drafter(Component):
             tokens: The sequence, as token ids.
 
         Returns:
-            The number of tokens, whose hidden states the drafter has already; 0 by default.
+            The number of these tokens; the drafter has their hidden states already. 0 by default.
         """
         return 0
 
@@ -234,7 +235,7 @@ OPTIONAL_ATTRIBUTES = (  # `DrafterAdapter` copies them from its object, if the 
 class DrafterAdapter(Drafter):
     """A drafter around an object that has the four required methods but is not a Drafter."""
 
-    has_own_speed = True  # its speed follows from the object, not from this class
+    has_own_speed = True  # the speed depends on the object
 
     def __init__(self, own: Any) -> None:
         self.own = own
@@ -252,8 +253,8 @@ class DrafterAdapter(Drafter):
 
 
 def require_drafter(value: object) -> Drafter:
-    """Return `value` as a drafter: `value` itself if it is a Drafter, else an adapter around it if
-    it has the four required methods. Raises InputError for anything else."""
+    """Return `value` if it is a Drafter, or an adapter around `value` if it has the four required
+    methods of a drafter. Raises InputError for anything else."""
     kind = type(value)
     if isinstance(value, type) or not hasattr(value, "propose"):
         raise InputError(f"draft is {value!r:.60}; give a folder, a name, a model or a Drafter")
@@ -274,20 +275,20 @@ def require_drafter(value: object) -> Drafter:
 
 
 def require_rewindable(value: object, name: str) -> Drafter:
-    """Return `value` as a drafter that can be part of a drafter called `name` in messages. Raises
-    InputError if it is not a drafter, RefusedError if it cannot rewind."""
+    """Return `value` as a drafter that can be part of another drafter, which messages call `name`.
+    Raises InputError if `value` is not a drafter, RefusedError if it cannot rewind."""
     drafter = require_drafter(value)
     if not drafter.rewinds:
         raise RefusedError(
-            f"{type(drafter).__name__} cannot rewind, but the parts of {name} must be able to; "
-            "give it a method rewind(counts)"
+            f"{type(drafter).__name__} cannot rewind, but the parts of {name} must be able to "
+            "rewind; define a method rewind(counts)"
         )
     return drafter
 
 
 def require_vocabulary(drafter: Drafter, V: int, owner: str) -> None:
-    """Raise InputError if a drafter returns distributions over another number of tokens than V.
-    `owner` is the model or drafter with V tokens, for the message."""
+    """Raise InputError if a drafter returns distributions over more or fewer than V tokens. `owner`
+    names, in the message, the model or drafter with V tokens."""
     if drafter.vocab_size not in (None, V):
         raise InputError(
             f"{type(drafter).__name__} has a vocabulary of {drafter.vocab_size} tokens, but "
@@ -308,15 +309,15 @@ def require_separate_parts(target: Model, drafter: Drafter) -> None:
         if any(part is other for other in places[:i]):
             raise InputError(
                 f"one {kind} is used in two places of target and draft, and would mix up the "
-                "sequences of both; make another object for each place"
+                "sequences of the two places; make another object for each place"
             )
         if not isinstance(part, Component) or not part.reads_target or part.target is None:
             continue
         if isinstance(target, GuidedModel):
             raise RefusedError(
                 f"{kind} cannot be used with guidance, because it drafts from the target's cache, "
-                "which then has two rows for each sequence; give 'lookup', a table or a separate "
-                "model"
+                "which then has two rows for each sequence; give draft='lookup', a table or a "
+                "separate model"
             )
         read = part.target
         if part.capabilities.target_rows:
@@ -324,12 +325,12 @@ def require_separate_parts(target: Model, drafter: Drafter) -> None:
             if all(read is not inner for inner in iter_parts(target)):
                 raise InputError(
                     "a draft model that has a copy of itself as drafter cannot be in a cascade; "
-                    "load it with draft='lookup', 'none' or a model"
+                    "load the draft model with draft='lookup', 'none' or a model"
                 )
         elif read is not target:
             raise InputError(
                 f"{kind} drafts from the hidden states of another target, with which it was "
-                "loaded; load it with this target"
+                f"loaded; load {kind} with this target"
             )
 
 
@@ -346,19 +347,19 @@ def list_parts(*owners: object) -> list[Component]:
 
 
 def require_rewind(gamma: int, *owners: object) -> None:
-    """Raise InputError if gamma exceeds the number of tokens that a model can roll back, for the
-    models among `owners` and all models that they contain."""
+    """Raise InputError if gamma is not below the number of tokens that a model can roll back.
+    Checks the models among `owners` and all models that the owners contain."""
     for model in list_parts(*owners):
         if isinstance(model, Model) and model.max_rewind is not None and gamma >= model.max_rewind:
             raise InputError(
                 f"gamma is {format_value(gamma)}, but the model can roll back only "
-                f"{model.max_rewind} tokens; give less than that"
+                f"{model.max_rewind} tokens; give a gamma below {model.max_rewind}"
             )
 
 
 def pack(draft_tokens: list[list[int]], q: Tensor | None = None, calls: int = 0) -> Draft:
-    """Return a `Draft` of these draft tokens, given as one list per sequence. q and calls are those
-    of `Draft`."""
+    """Return a `Draft` of these draft tokens, given as one list per sequence. For q and calls see
+    `Draft`."""
     if q is None and not calls and not any(draft_tokens):
         return _make_empty_draft(len(draft_tokens))
     lengths = [len(g) for g in draft_tokens]
@@ -379,8 +380,8 @@ def _make_empty_draft(batch_size: int) -> Draft:
 
 
 def pack_certain(tokens: list[list[int]], tops: list[list[float]], calls: int) -> Draft:
-    """Return a `Draft` of tokens that are each the most probable. For each sequence, `tokens` has
-    their ids and `tops` their logits."""
+    """Return a `Draft` of most probable tokens. For each sequence, `tokens` has the ids of the
+    draft tokens, and `tops` has their logits."""
     draft = pack(tokens, calls=calls)
     if all(map(math.isfinite, chain.from_iterable(tops))):
         return draft
@@ -396,8 +397,8 @@ def draw_token(
     V: int,
     params: SamplingParams | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Sample draft token i as `draw.sample` does, from logits `[B, Vd]` that cover only some of the
-    target's V ids. Returns tokens `[B]` and q `[B, V]`; q is None if the tokens are certain.
+    """Sample draft token i as `draw.sample` does, from logits `[B, Vd]` that may cover only some of
+    the target's V ids. Returns tokens `[B]` and q `[B, V]`; q is None if the tokens are certain.
 
     ids: the target id of each draft logit, `[Vd]`; None if the logits are those of the first Vd
     ids.
@@ -413,9 +414,9 @@ def draw_token(
 def make_token_choice(
     draw: Draw, G: int, V: int, ids: Tensor | None = None, params: SamplingParams | None = None
 ) -> TokenChoice | None:
-    """Return the rule by which a model that makes all draft tokens in one call must choose them.
-    Returns None if one call is impossible, because sequences differ in their sampling params, or
-    have controls or shared noise.
+    """Return the rule by which a model chooses draft tokens if it makes all of them in one call.
+    Returns None if one call is impossible because sequences differ in their sampling params, have
+    controls or use shared noise.
 
     V, ids, params: as in `draw_token`; G: maximum number of draft tokens.
     """
@@ -433,16 +434,16 @@ def make_token_choice(
 
 
 def pack_chained(chain: ChainedTokens, lengths: list[int], calls: int, draw: Draw) -> Draft:
-    """Return a `Draft` of the tokens that one call of a model made, `lengths[b]` of them in
-    sequence b. Also add the masses of their distributions to `draw`."""
+    """Return a `Draft` of the tokens that one call of a model made, `lengths[b]` tokens in sequence
+    b. Also add the masses of the tokens' distributions to `draw`."""
     draw.masses += [] if chain.q is None else chain.masses.unbind(1)
     tops = None if is_known_finite(chain.tops) else chain.tops
     return Draft(chain.tokens, _to_tensor(lengths), chain.q, calls, tops)
 
 
 def _to_tensor(numbers: list[int]) -> Tensor:
-    """Return an int64 tensor of these numbers. It is made through NumPy, which takes a third of the
-    time of `torch.tensor`."""
+    """Return an int64 tensor of these numbers. NumPy takes a third of the time of
+    `torch.tensor`."""
     return torch.from_numpy(np.array(numbers, np.int64))
 
 

@@ -1,8 +1,6 @@
 """A draft model that is itself accelerated by a faster drafter (paper, section 5: hierarchical).
 
-The draft tokens are the output of `step`, run with the middle model as its target. They follow the
-middle model's distribution, whatever the faster drafter proposes, so q is the middle model's
-distribution.
+The draft tokens are the output of `step`, run with the middle model as its target.
 """
 
 from __future__ import annotations
@@ -36,15 +34,15 @@ from foretoken.step import step
 class CascadeDrafter(Drafter):
     """A draft model that is itself accelerated by a drafter (paper, section 5: hierarchical).
 
-    The draft tokens are the output of speculative decoding with the middle model as target. They
-    follow the middle model's distribution, so q is this distribution. A cascade can rewind, so it
-    may be part of another cascade. It proposes no tokens for sequences that exceed the middle
-    model's context or contain ids that the middle model does not have.
+    The draft tokens are the output of speculative decoding with the middle model as target. So they
+    follow the middle model's distribution, which is q. A cascade can rewind, so it may be part of
+    another cascade. It proposes no tokens for sequences that are longer than the middle model's
+    context or contain ids that the middle model does not have.
 
     Args:
         middle: The draft model.
         drafter: The drafter that accelerates `middle`; it must have `rewind`.
-        gamma: Draft tokens of `drafter` per forward pass of the middle model.
+        gamma: Number of draft tokens of `drafter` per forward pass of the middle model.
 
     Raises:
         InputError: The vocabularies differ, or gamma is invalid.
@@ -64,7 +62,7 @@ class CascadeDrafter(Drafter):
 
     def __init__(self, middle: Model, drafter: Drafter, gamma: int = 4) -> None:
         require_model(middle)
-        remedy = "the draft tokens per forward pass of the middle model, 0 or more"
+        remedy = "the number of draft tokens per forward pass of the middle model, 0 or more"
         self.gamma = Count(ge=0, remedy=remedy)("gamma", gamma)
         self.middle, self.drafter = middle, require_rewindable(drafter, "a cascade")
         require_vocabulary(self.drafter, middle.vocab_size, "the model that it drafts for")
@@ -102,12 +100,12 @@ class CascadeDrafter(Drafter):
             try:
                 p = step(seqs, target, self.drafter, verifier, gammas)
             except NumericsError as error:
-                message = f"in a cascade's middle model, the target of its drafter: {error}"
+                message = f"in a cascade's middle model, which is its drafter's target: {error}"
                 raised = NumericsError(message, error.row, whose="draft")
                 if error.row is None or not seqs[error.row].new_tokens:
                     raise raised from None
                 # draft the tokens before the error: the error matters only if the target accepts
-                # them all
+                # all of these tokens
                 seqs[error.row].fail(raised)
                 continue
             if p is not None:
@@ -159,8 +157,8 @@ class CascadeDrafter(Drafter):
 
 
 class _MiddleScorer(Scorer):
-    """The middle model as the target of the inner step. Before a block, it also scores the
-    sequence's tokens that are not in its cache. It skips sequences that have all their draft
+    """The middle model as the target of the inner step. It scores each block together with the
+    earlier tokens that are not in its cache. It skips sequences that have all their draft
     tokens."""
 
     def __init__(self, sequences: DraftSequences, seqs: list[SequenceState]) -> None:
@@ -185,8 +183,8 @@ class _MiddleScorer(Scorer):
 
 
 class _InnerControls:
-    """The controls of a sequence in the inner step. They call the controls of the outer sequence
-    with all its draft tokens so far, which are the output tokens of the inner step."""
+    """The controls of a sequence in the inner step. They call the controls of the outer sequence;
+    the output tokens of the inner step are passed as the outer sequence's draft tokens."""
 
     def __init__(self, controls: LogitShaper, tokens: list[int]) -> None:
         self.controls, self.V, self.tokens = controls, controls.V, list(tokens)
@@ -204,8 +202,8 @@ class _InnerControls:
 def _make_inner_sequence(
     tokens: list[int], limit: int, key: SequenceKey, b: int, draw: Draw
 ) -> SequenceState:
-    """Return the sequence of the inner step whose output becomes the draft tokens of sequence b. It
-    computes no logprobs."""
+    """Return a sequence of the inner step whose output becomes the draft tokens of sequence b. The
+    inner sequence has no logprobs."""
     params, controls = draw.params[b], draw.controls[b]
     if params.logprobs is not None:
         params = replace(params, logprobs=None, logprobs_of="raw")
@@ -216,7 +214,6 @@ def _make_inner_sequence(
 
 
 def _is_unfinished(seq: SequenceState) -> bool:
-    """Return whether a sequence of the inner step needs more tokens."""
     return seq.finish_reason is None and seq.num_remaining > 0
 
 

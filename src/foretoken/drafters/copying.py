@@ -1,9 +1,9 @@
 """A drafter that copies the input (Sun et al. 2021, arXiv 2106.04970: Shallow Aggressive Decoding).
 
 It is meant for tasks whose output repeats most of the input, such as corrections. After the output
-differs from the input, it proposes nothing until the last tokens of the output occur at exactly one
-position of the input. Draft tokens are certain (no q). Unlike `LookupDrafter` it does not search
-the output.
+has differed from the input, it proposes nothing until the last tokens of the output occur at
+exactly one position of the input. Draft tokens are certain (no q). Unlike `LookupDrafter` it does
+not search the output.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from foretoken.models.row_slots import list_remaining_rows
 
 
 class CopyDrafter(Drafter):
-    """A drafter that proposes the input from its start: the source of an encoder-decoder, else the
-    prompt."""
+    """A drafter that proposes the tokens of the input, from the first on. The input is the source
+    of an encoder-decoder, else the prompt."""
 
     runtime = "python"
 
@@ -57,8 +57,8 @@ class _CopiedSequence:
         return [] if self.position is None else self.source[self.position : self.position + count]
 
     def append(self, tokens: list[int]) -> None:
-        """Append output tokens. While they copy the input, the position advances; else the position
-        is searched again."""
+        """Append output tokens. A token that copies the input advances the position; after any
+        other token, the position is searched for again."""
         for token in tokens:
             self.previous_positions.append(self.position)
             self.output.append(token)

@@ -6,7 +6,7 @@ last token. DSpark and DFlash2 condition each draft token on the one before it a
 the conditional distribution. DFlash predicts the draft tokens of a block independently of each
 other. Tokens sampled independently would seldom fit together, so the drafter takes DFlash's most
 probable tokens, which are certain. In coupled mode sampled tokens may fit, and `SampleOrArgmax`
-chooses between the two.
+chooses between sampled and most probable tokens.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class BlockModel(Protocol):
 
     @property
     def lengths(self) -> list[int]:
-        """Number of each sequence's tokens whose hidden states are in the context."""
+        """For each sequence, the number of tokens whose hidden states are in the sequence's
+        context."""
         ...
 
     def start(self, rows: int) -> None:
@@ -67,14 +68,14 @@ class BlockModel(Protocol):
         ...
 
     def append_context(self, states: list[Tensor]) -> int:
-        """Append the target's hidden states to the contexts: `[n, W]` for each sequence, n may
-        differ. Return the number of forward passes."""
+        """Append the target's hidden states to the contexts: `[n, W]` for each sequence, with any
+        n. Return the number of forward passes."""
         ...
 
     def predict_block(self, anchors: list[int], counts: list[int]) -> tuple[Tensor, Tensor]:
-        """Run the model on one block for each sequence: the sequence's last token, anchors[b], and
-        counts[b] draft tokens after it. Return hidden states `[B, G, H]` and logits `[B, G, Vd]` at
-        the draft tokens."""
+        """Run the model on one block for each sequence b: the sequence's last token anchors[b],
+        then counts[b] draft tokens. Return hidden states `[B, G, H]` and logits `[B, G, Vd]` at the
+        draft tokens."""
         ...
 
     def condition_on_previous(
@@ -82,20 +83,20 @@ class BlockModel(Protocol):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Compute the logits of the next draft token of each sequence, given the token before it.
 
-        states, logits: what `predict_block` returned for this draft token. tokens: `[B]`, the token
-        before it. memory: None at the first draft token of a block, then as the previous call
-        returned it.
+        states, logits: Results of `predict_block` for this draft token. tokens: `[B]`, the token
+        before this draft token. memory: None at the first draft token of a block, then the memory
+        that the previous call returned.
 
-        Returns the logits `[B, Vd]`, the probabilities `[B]` that the token is accepted (None if
-        the model does not predict them), and the memory for the next call.
+        Returns the logits `[B, Vd]`, the probabilities `[B]` that the draft token is accepted (None
+        if the model does not predict probabilities), and the memory for the next call.
         """
         ...
 
 
 @dataclass(slots=True)
 class _BlockSequence:
-    """One sequence. `carried`, `[n, W]`, holds those of the target's hidden states that are not in
-    the model's context yet."""
+    """One sequence. `carried`, `[n, W]`: the target's hidden states that are not in the model's
+    context yet."""
 
     tokens: list[int]
     carried: Tensor = field(default_factory=lambda: torch.empty(0, 0))
@@ -105,10 +106,10 @@ class SampleOrArgmax:
     """In coupled mode, the choice between draft tokens sampled with the target's noise and the most
     probable draft tokens.
 
-    Both are computed at each depth of a block, and the method that was correct more often at this
-    depth is used: sampling suits broad distributions, argmax sharp ones. This use of earlier
-    results leaves the output exact, because in coupled mode the output does not depend on the draft
-    tokens.
+    At each depth of a block, a token of each kind is computed, and the kind that was correct more
+    often at this depth is used: sampling suits broad distributions, argmax suits sharp
+    distributions. Earlier results may be used for this choice, because in coupled mode the output
+    does not depend on the draft tokens.
     """
 
     def __init__(self) -> None:
@@ -134,8 +135,8 @@ class SampleOrArgmax:
         return ids, q
 
     def count_correct(self, lengths: list[int], tokens: list[list[int]]) -> None:
-        """Count the tokens of the last block that were correct, for both methods. Row b had
-        `lengths[b]` draft tokens, then `tokens[b]` were committed."""
+        """Count the correct tokens of the last block, for both kinds. Sequence b had `lengths[b]`
+        draft tokens; then `tokens[b]` were committed."""
         for i, ways in enumerate(self.attempts):
             for way, ids in ways.items():
                 rows = zip(to_list(ids), lengths, tokens, strict=True)
@@ -174,8 +175,8 @@ class BlockDrafter(Drafter):
         taps. Raises InputError if the taps differ."""
         if target.taps != self.target.taps:
             raise InputError(
-                "the target does not expose the hidden states that the draft needs; give one that "
-                "does"
+                "the target does not expose the hidden states that the draft needs; give a target "
+                "that does"
             )
         return BlockDrafter(target, self.blocks)
 

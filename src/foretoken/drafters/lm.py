@@ -27,17 +27,17 @@ class LMDrafter(Drafter):
 
     A decoder-only model may draft for an encoder-decoder target. The drafter proposes no tokens for
     sequences that exceed the model's context or contain ids that the model does not have. A model
-    of another vocabulary may draft through the text that it generates, which is re-encoded in the
-    target's ids. These draft tokens are certain, and `params` must be None.
+    with another vocabulary may draft by generating text, which the target's tokenizer encodes. Such
+    draft tokens are certain, and `params` must be None.
 
     Args:
         model: The draft model.
         vocab_size: V of the target; None if the model has the same V.
-        params: Sampling params that turn the model's logits into q; None uses the request's.
+        params: Sampling params that turn the model's logits into q; None uses the request's params.
             Temperature 0 takes the most probable token.
 
     Raises:
-        InputError: `model` is not a Model, or `params` not a SamplingParams.
+        InputError: `model` is not a Model, or `params` is not a SamplingParams.
 
     Examples:
         >>> import foretoken
@@ -97,8 +97,7 @@ class LMDrafter(Drafter):
     def _propose_chained(
         self, uncached: list[list[int]], budget: list[int], draw: Draw
     ) -> Draft | None:
-        """Return a draft that the model makes in one call, or None if it cannot make this draft in
-        one call."""
+        """Return a draft that the model makes in one call; None if this is not possible."""
         V = self.vocab_size or self.model.vocab_size
         if not self._can_chain or self.model.vocab_size > V:
             return None
@@ -108,15 +107,14 @@ class LMDrafter(Drafter):
         return pack_chained(self.model.chain(uncached, budget, chosen), budget, max(budget), draw)
 
     def _is_greedy_on_host(self, draw: Draw) -> bool:
-        """Return whether all sequences take the most probable token and the logits are on the
-        host."""
+        """Return whether all draft tokens are most probable ones and the logits are on the CPU."""
         greedy = draw.greedy if self.params is None else self.params.greedy
         host = not self.model.capabilities.tensors and self.model.device.type == "cpu"
         return host and greedy and not draw.controlled
 
     def _propose_greedy(self, uncached: list[list[int]], budget: list[int]) -> Draft:
-        """Return a draft of the most probable tokens. They are handled as lists, because one torch
-        operation on a few numbers takes as long as all of this."""
+        """Return a draft of the most probable tokens. The tokens are in lists, because a single
+        torch operation takes as long as all operations on the lists."""
         ids, tops = generate_token_by_token(self.model, uncached, budget, self.vocab_size)
         return pack_certain(ids, tops, max(budget))
 
@@ -153,8 +151,8 @@ class LMDrafter(Drafter):
         return pack(draft_tokens, calls=calls)
 
     def _build_next_blocks(self, ids: Tensor, active: list[bool]) -> Blocks:
-        """Return the next blocks to score: the newest draft token of every active sequence. They
-        stay on the device if the model accepts tensors."""
+        """Return the next blocks to score: the newest draft token of every active sequence. If the
+        model accepts tensors, the blocks stay on its device."""
         if self.model.capabilities.tensors:
             return ids[:, None]
         tokens: list[int] = to_list(ids)
@@ -179,11 +177,11 @@ def generate_token_by_token(
     model: Model, blocks: list[list[int]], counts: list[int], V: int | None
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Append block b to sequence b, then generate counts[b] tokens in sequence b, for all
-    sequences. Each token is the most probable of the first V ids (None: of all ids). All but the
-    last are appended to the sequence.
+    sequences. Each token is the most probable of the first V ids (None: of all ids). All new tokens
+    but the last are appended to the sequence.
 
-    Returns the tokens of each sequence and their logits; a logit is NaN or infinite if the
-    sequence's logits are invalid.
+    Returns the new tokens of each sequence and the logits of these tokens; a logit is NaN or
+    infinite if the sequence's logits are invalid.
     """
     tokens, logits = [list[int]() for _ in counts], [list[float]() for _ in counts]
     for i in range(max(counts)):

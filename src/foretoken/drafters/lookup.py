@@ -3,8 +3,8 @@ often followed earlier occurrences of the sequence's last tokens.
 
 A suffix automaton of each sequence finds earlier occurrences of its suffixes of any length
 (SAM-Decoding, arXiv 2411.10666). The probability that a token is accepted is estimated from how
-often it followed (SuffixDecoding, arXiv 2411.04975). Draft tokens are certain (no q): they depend
-only on the sequence and on earlier outputs.
+often the token followed (SuffixDecoding, arXiv 2411.04975). Draft tokens are certain (no q): they
+depend only on the sequence and on earlier outputs.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ MIN_ACCEPTED_CHANCE = 0.1
 # `RepeatPrediction` replaces the drafter if at least this number of last tokens occurred before
 MIN_REPEATED_TOKENS = 4
 MAX_CONTINUATIONS = 128  # only the first 128 different next tokens are compared: bounds the time
-MAX_SEARCHED_TOKENS = 32  # number of a sequence's last tokens searched in earlier outputs
+MAX_SEARCHED_TOKENS = 32  # only the last 32 tokens are searched for in earlier outputs
 
 
 class LookupDrafter(Drafter):
     """A drafter that finds the longest suffix of the sequence that occurred before, and proposes
-    the tokens that most often followed it.
+    the tokens that most often followed this suffix.
 
-    If several tokens followed equally often, it takes the latest of them. It stops proposing when
-    the next token is unlikely to be accepted. It searches the prompt, the output and, for an
-    encoder-decoder, the source. In an engine with prefix_cache, it also searches earlier outputs of
-    the same salt, for greedy and coupled requests. The draft tokens are certain (paper, section
-    3.6; SAM-Decoding, arXiv 2411.10666; SuffixDecoding, arXiv 2411.04975).
+    If several tokens followed equally often, it proposes the token that followed last. It stops
+    proposing when the next token is unlikely to be accepted. It searches the prompt, the output
+    and, for an encoder-decoder, the source. In an engine with prefix_cache, it also searches
+    earlier outputs of the same salt, for greedy and coupled requests. The draft tokens are certain
+    (paper, section 3.6; SAM-Decoding, arXiv 2411.10666; SuffixDecoding, arXiv 2411.04975).
 
     Examples:
         >>> import foretoken
@@ -85,7 +85,6 @@ class LookupDrafter(Drafter):
         return [(n > 0) + (n > SHORT_MATCH_TOKENS) for n in matched]
 
     def _get_earlier_outputs(self, seq: _LookupSequence) -> list[SuffixAutomaton]:
-        """Return the earlier outputs that a sequence may copy from."""
         if self._earlier is None or not seq.copies_earlier:
             return []
         return self._earlier.list_automata(seq.salt)
@@ -106,11 +105,11 @@ class LookupDrafter(Drafter):
 
 
 class RepeatPrediction:
-    """Predicts the next tokens of one sequence by a look-up in its own tokens, used before the
-    drafter. It predicts tokens only if at least the last `MIN_REPEATED_TOKENS` tokens occurred
-    before in the source, prompt or output."""
+    """Predicts the next tokens of one sequence by a look-up in its own tokens. If at least the last
+    `MIN_REPEATED_TOKENS` tokens occurred before in the source, prompt or output, the predicted
+    tokens replace the drafter's; otherwise no tokens are predicted."""
 
-    prior = (4.0, 0.7)  # as `Costs.prior`
+    prior = (4.0, 0.7)  # in the form of `Costs.prior`
 
     def __init__(self, request: Request) -> None:
         self._seq = _LookupSequence(request.prompt, request.source or [], request.salt)
@@ -126,12 +125,12 @@ class RepeatPrediction:
 
 
 class _LookupSequence:
-    """One sequence and the automaton of its tokens: first the source and a barrier, if there is a
-    source, then prompt and output."""
+    """One sequence and the automaton of its tokens: the source and a barrier if there is a source,
+    then prompt and output."""
 
     def __init__(self, prompt: list[int], source: list[int], salt: str) -> None:
         self.salt, self.automaton = salt, SuffixAutomaton()
-        # whether it may copy from earlier outputs; `propose` sets it, from the request's params
+        # whether this sequence may copy from earlier outputs; `LookupDrafter.propose` decides
         self.copies_earlier = False
         # result of `_find_matches`, until the sequence changes
         self._matches: list[tuple[SuffixAutomaton, int, int]] | None = None
@@ -159,9 +158,9 @@ class _LookupSequence:
         self, max_tokens: int, others: Sequence[SuffixAutomaton] = (), min_match: int = 1
     ) -> list[int]:
         """Return up to `max_tokens` tokens that followed a match of at least `min_match` tokens, in
-        this sequence or in one of the earlier outputs `others`. Among several matches, the
-        continuation with the most tokens expected to be accepted is returned; on a tie, this
-        sequence's."""
+        this sequence or in one of the earlier outputs `others`. Among several such continuations,
+        return the continuation with the most tokens expected to be accepted; at a tie, this
+        sequence's own continuation."""
         if not max_tokens:
             return []
         matches = self._matches or self._find_matches(others)
@@ -172,8 +171,8 @@ class _LookupSequence:
         return max(continuations, key=lambda each: each[1], default=nothing)[0]
 
     def count_matched_tokens(self, others: Sequence[SuffixAutomaton]) -> int:
-        """Return how many last tokens of the sequence occurred before, in this sequence or in one
-        of `others`."""
+        """Return the length of the longest suffix of this sequence that occurred before, in this
+        sequence or in one of `others`."""
         self._matches = self._find_matches(others)
         return max(length for _, _, length in self._matches)
 
@@ -196,10 +195,10 @@ def continue_match(
     """Return up to `max_tokens` tokens that follow a match of `num_matched` tokens, and how many of
     them are expected to be accepted. `state` is the state of `automaton` at the end of the match.
 
-    If a token came next in k of N cases after a match of n tokens, draft tokens included, its
-    estimated probability of being accepted is k / (N + 1/n), which grows with the length of the
-    match. When the draft reaches the end of the automaton's tokens, it continues after their
-    longest match, so that a period is repeated.
+    If a token followed a match of n tokens (including earlier draft tokens) in k of N cases, its
+    estimated probability of being accepted is k / (N + 1/n), which grows with n. When the draft
+    reaches the end of the automaton's tokens, it continues after the longest earlier match of these
+    tokens, so that a periodic sequence continues.
     """
     draft_tokens: list[int] = []
     chance, expected = 1.0, 0.0

@@ -1,6 +1,6 @@
 """Drafters that combine or replace other drafters: several drafters one after the other within a
-step (paper, section 5: varying M_q), predicted or forced tokens in place of a drafter's, and a
-drafter that serves only the first rows of a batch."""
+step (paper, section 5: varying M_q), predicted or forced tokens in place of a drafter's tokens, and
+a drafter that drafts only for the first rows of a batch."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class MixtureDrafter(Drafter):
     """Several drafters that propose one after the other (paper, section 5: varying M_q).
 
     Each part continues after the draft tokens of the parts before it. If a part proposes fewer
-    tokens than it may, the next part proposes the rest. For example, with a look-up before a model,
-    the model drafts only what the look-up leaves of gamma. Each draft token comes with the
-    distribution of the part that proposed it.
+    tokens than it may, the next part proposes the rest. For example, if the first part is a look-up
+    and the second a model, the model drafts only if the look-up proposes fewer than gamma tokens.
+    Each draft token comes with the distribution of the part that proposed it.
 
     Args:
         parts: Pairs of a drafter and its maximum number of draft tokens in a step. The last maximum
-            may be None: the drafter then proposes all that remain of gamma.
+            may be None: the last drafter may then propose all tokens that are left of gamma.
 
     Raises:
         InputError: The parts are invalid, or their vocabularies differ.
@@ -130,7 +130,7 @@ class KnownTokensDrafter(_ForOneStep):
     draft tokens of `drafter`. Known tokens are certain, cost nothing and are verified like all
     draft tokens.
 
-    predicted: rows to leave out of the drafter's acceptance.
+    predicted: As in `Draft`.
     """
 
     def __init__(
@@ -192,8 +192,8 @@ def _is_pair(part: object) -> bool:
 def _continue(
     drafter: Drafter, draft_tokens: list[list[int]], gammas: list[int], draw: Draw
 ) -> Draft:
-    """Return what `drafter` proposes after draft tokens of other drafters, then rewind it to the
-    committed tokens."""
+    """Return the draft of `drafter` after the draft tokens of other drafters. Then rewind `drafter`
+    to the committed tokens."""
     if not any(draft_tokens):
         return drafter.propose(gammas, draw)
     counts = [len(x) for x in draft_tokens]
@@ -209,9 +209,9 @@ def _extend(draft_tokens: list[list[int]], draft: Draft) -> None:
 
 
 def join_distributions(drafts: list[Draft]) -> Tensor | None:
-    """Return one tensor `[B, G, V]` with the distributions of all draft tokens of these drafts,
-    which follow one another in each sequence. A certain token gets a one-hot vector. Returns None
-    if all tokens are certain."""
+    """Join drafts that follow one another in each sequence: return a tensor `[B, G, V]` with the
+    distributions of all their tokens, one-hot for certain tokens. Returns None if all tokens are
+    certain."""
     distributions = [draft.q for draft in drafts if draft.q is not None]
     if not distributions:
         return None
@@ -228,8 +228,8 @@ def join_distributions(drafts: list[Draft]) -> Tensor | None:
 
 
 def join_tops(drafts: list[Draft]) -> Tensor | None:
-    """Return one tensor `[B, G]` with the largest logits at all draft tokens of these drafts, which
-    follow one another in each sequence; 0 for a draft without `tops`. Returns None if no draft has
+    """Join drafts that follow one another in each sequence: return a tensor `[B, G]` with the
+    `tops` of all their tokens, 0 for a draft without `tops`. Returns None if no draft has
     `tops`."""
     if all(draft.tops is None for draft in drafts):
         return None

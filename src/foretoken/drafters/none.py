@@ -11,7 +11,7 @@ class NoDrafter(Drafter):
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        """Do nothing: it stores no sequences."""
+        """Do nothing: this drafter stores no sequences."""
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         return pack([[] for _ in gamma])

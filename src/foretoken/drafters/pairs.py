@@ -1,7 +1,7 @@
 """A drafter with a small decoder whose input is a pair of a hidden state and a token: EAGLE-3
 (arXiv 2503.01840) and single layers for multi-token prediction (MTP, arXiv 2412.19437).
 
-Pair i consists of the target's hidden state at position i and token i + 1. From it the decoder
+Pair i consists of the target's hidden state at position i and token i + 1. From pair i, the decoder
 predicts token i + 2. If token i + 1 is a draft token, the pair has the decoder's own hidden state
 instead of the target's. The keys and values of such pairs are rolled back at the end of the draft.
 After verification the same positions are computed again from the target's hidden states, in the
@@ -42,8 +42,8 @@ MAX_UNREAD_PAIRS = 32
 
 @dataclass(slots=True)
 class _PairSequence:
-    """The pairs of one sequence. Its first `num_fed` pairs are in the decoder's cache; `carried`,
-    `[n, W]`, holds the target's hidden states of the n pairs after these."""
+    """The pairs of one sequence. The first `num_fed` pairs are in the decoder's cache. `carried`,
+    `[n, W]`: the target's hidden states of the next n pairs."""
 
     tokens: list[int]
     num_fed: int = 0
@@ -74,8 +74,8 @@ def _get_embedding_table(embedding: Any) -> Tensor | None:
 
 def _mark_first_token(first: int, tokens: list[int], V: int) -> list[int]:
     """Return the tokens of a sequence's first pairs as ids for the prefix cache. No pair contains
-    the sequence's first token, but the cache must distinguish sequences by it, so it is encoded in
-    the id of the first pair."""
+    the sequence's first token, but the cache must distinguish sequences that differ only in that
+    token. So the first token is encoded in the id of the first pair."""
     return [(first + 1) * V + tokens[0], *tokens[1:]] if tokens else []
 
 
@@ -88,7 +88,7 @@ class PairsDrafter(Drafter):
     Args:
         target: The target; its `taps` must be the layers whose hidden states the decoder needs.
         decoder: The decoder of pairs.
-        embedding: Returns embeddings `[N, E]` of the target's ids `[N]`.
+        embedding: Function from ids `[N]` of the target to embeddings `[N, E]`.
         ids: Target id of each of the decoder's logits, `[Vd]`; None: the first Vd ids.
         columns: The columns of the target's hidden states that the decoder takes; None: all.
     """
@@ -124,8 +124,8 @@ class PairsDrafter(Drafter):
         same taps. Raises InputError if the taps differ."""
         if target.taps != self.target.taps:
             raise InputError(
-                "the target does not expose the hidden states that the draft needs; give one that "
-                "does"
+                "the target does not expose the hidden states that the draft needs; give a target "
+                "that does"
             )
         return PairsDrafter(target, self.decoder, self.embedding, self.ids, self.columns)
 
@@ -195,8 +195,8 @@ class PairsDrafter(Drafter):
         return made
 
     def _propose_greedy(self, logits: Tensor, budget: list[int], calls: int) -> Draft:
-        """Return a draft of the most probable tokens; the first token of each sequence is chosen by
-        `logits`. It uses lists for speed, as `LMDrafter` does."""
+        """Return a draft of the most probable tokens. `logits` are those of each sequence's first
+        draft token. Tokens are in lists for speed, as in `LMDrafter`."""
         made: list[list[int]] = [[] for _ in budget]
         highest: list[list[float]] = [[] for _ in budget]
         for i in range(max(budget)):
@@ -237,15 +237,15 @@ class PairsDrafter(Drafter):
         return 10**9 if context is None else max(0, context - len(seq.tokens) + 1)
 
     def _catch_up(self) -> None:
-        """Compute the carried pairs if a sequence has many of them, although no sequence drafts
-        now. Otherwise all of them would have to be computed when a sequence drafts again."""
+        """Compute the carried pairs if a sequence has many carried pairs, although no sequence
+        drafts now. Otherwise all pairs would have to be computed when a sequence drafts again."""
         if any(len(seq.carried) >= MAX_UNREAD_PAIRS for seq in self.seqs):
             self._feed_long_sequences()
             self._feed([len(seq.carried) for seq in self.seqs], [0] * len(self.seqs))
 
     def _feed_long_sequences(self) -> int:
-        """Compute carried pairs, an equal share of each sequence, until the remaining pairs fit one
-        forward pass or each sequence has one left. Return the number of forward passes."""
+        """Compute carried pairs, equally many of each sequence, until the remaining pairs fit into
+        one forward pass or each sequence has one pair left. Return the number of forward passes."""
         passes = 0
         while sum(len(seq.carried) for seq in self.seqs) > PREFILL_CHUNK_TOKENS:
             spare = [max(0, len(seq.carried) - 1) for seq in self.seqs]
@@ -258,8 +258,8 @@ class PairsDrafter(Drafter):
 
     def _feed(self, counts: list[int], need: list[int]) -> Tensor:
         """Run the decoder over the first counts[b] carried pairs of sequence b and return logits as
-        `score` does. Their keys and values remain cached, because these pairs have the target's
-        hidden states."""
+        `score` does. The keys and values of these pairs remain cached, because they are computed
+        from the target's hidden states."""
         if not any(counts):
             return torch.empty(len(counts), 0, 0)
         blocks, tokens, states = self._get_carried_pairs(counts)

@@ -14,8 +14,8 @@ from foretoken.transfer import to_list
 class UniformDrafter(Drafter):
     """A drafter that samples uniformly from the target's vocabulary (paper, section 3.6).
 
-    Its distribution does not depend on the temperature. It costs almost nothing, so that in theory
-    it speeds up every target a little.
+    Its distribution does not depend on the temperature. Its draft tokens cost almost nothing, so
+    in theory they speed up every target a little.
 
     Args:
         vocab_size: V of the target.
@@ -41,7 +41,7 @@ class UniformDrafter(Drafter):
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        """Do nothing: it stores no sequences."""
+        """Do nothing: this drafter stores no sequences."""
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         B, G = len(gamma), max(gamma, default=0)

@@ -20,7 +20,7 @@ Inbox = asyncio.Queue[Event | Exception]
 
 
 class AsyncEngine:
-    """An `Engine` for asyncio, which takes its steps in a thread of its own within `async with`.
+    """An `Engine` for asyncio. Within `async with`, a separate thread takes the engine's steps.
 
     Args:
         spec: The Speculator, which can have one engine at a time.
@@ -40,14 +40,14 @@ class AsyncEngine:
         self._make_engine = partial(Engine, spec, **options)
         self._ids = count()
         self._inboxes: dict[int, Inbox] = {}
-        self._wakeup = Condition()  # its lock guards look-ups in `_inboxes` and removals
+        self._wakeup = Condition()  # its lock guards look-ups in, and removals from, `_inboxes`
         self._closing = False
         self._thread = Thread(target=self._run_steps, name="foretoken engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> AsyncEngine:
         if self._loop is not None:
-            raise InputError("the engine has been entered before; make another one")
+            raise InputError("the engine has been entered before; make another engine")
         self._engine = self._make_engine()
         self._loop = asyncio.get_running_loop()
         self._thread.start()
@@ -61,14 +61,15 @@ class AsyncEngine:
     ) -> AsyncGenerator[Event]:
         """Run one request and yield its events. Arguments are those of `Engine.add`.
 
-        If the `async for` is left or its task is cancelled, the request is aborted within a step.
+        If the `async for` is left or its task is cancelled, the request is aborted after the
+        current step.
 
         Yields:
             The request's events; the last one has the completion.
 
         Raises:
-            InputError: The engine does not run, or was entered in another event loop. Also the
-                errors of `Engine.add`.
+            InputError: The engine does not run, or was entered in another event loop. The errors
+                of `Engine.add` are raised too.
 
         Examples:
             >>> import asyncio, foretoken
@@ -86,7 +87,7 @@ class AsyncEngine:
                 "the engine was entered in another event loop; call stream in that event loop"
             )
         id, inbox = next(self._ids), Inbox()
-        # without the lock, which would block the loop: `_abort` may hold it until a step ends
+        # without the lock, which would block the loop: `_abort` may hold the lock until a step ends
         self._inboxes[id] = inbox
         adding = self._loop.run_in_executor(None, self._add, id, prompt, params, options)
         try:
@@ -145,7 +146,7 @@ class AsyncEngine:
                 self._deliver(events)
 
     def _wait_for_work(self) -> bool:
-        """Wait until there are requests, and return True; False when the engine closes."""
+        """Wait until there are requests, then return True. Return False if the engine closes."""
         with self._wakeup:
             engine = self._engine
             self._wakeup.wait_for(lambda: engine.running or engine.waiting or self._closing)
@@ -156,7 +157,7 @@ class AsyncEngine:
             for id in list(self._inboxes):
                 try:
                     self._engine.abort(id)
-                except InputError:  # `_add` has not added it yet
+                except InputError:  # `_add` has not added the request yet
                     continue
                 self._put(id, events)
             return
@@ -179,6 +180,6 @@ class AsyncEngine:
         self._thread.join()
         try:
             with self._wakeup:
-                self._deliver(InputError("the engine is closed; make another one"))
+                self._deliver(InputError("the engine is closed; make another engine"))
         finally:
             self._engine.close()

@@ -1,4 +1,5 @@
-"""The batch: the running sequences of a target and its drafter. They join and leave between steps.
+"""The batch: the sequences that run on a target and its drafter. Sequences join and leave between
+steps.
 
 The continuation of a sequence is determined by its tokens and key: if the models' caches are lost,
 the sequence is prefilled again and continues as before. Waiting sequences are in the scheduler's
@@ -51,8 +52,8 @@ class Batch:
 
     @property
     def outgrown_seqs(self) -> list[SequenceState]:
-        """Sequences longer than `context` that joined as short ones: they have to leave and be
-        prefilled again, as the target encodes long sequences differently."""
+        """Sequences that are longer than `context` but were not when they joined. They must leave
+        and be prefilled again, because the target encodes long sequences differently."""
         if self._switching_target is None:
             return []
         seqs = zip(self.seqs, self._switching_target.long, strict=True)
@@ -80,11 +81,10 @@ class Batch:
 
         Args:
             seqs: The sequences.
-            drafts: False to use no drafter. The first sequences, which join an empty batch, decide
-                this for all that join later.
-            prefill: True prefills all tokens but the last now, except that a sequence alone in the
-                batch may leave its last chunk to its first step. False leaves the prefill to later
-                steps.
+            drafts: False to use no drafter. The value for the first sequences, which join an empty
+                batch, applies to all sequences that join later.
+            prefill: True prefills all tokens but the last now; the only sequence of a batch may
+                leave its last chunk to its first step. False leaves the prefill to later steps.
             defer_drafter: True lets the sequences join the drafter after their first step, which
                 then has no draft tokens: the first token does not wait for the drafter's prefill.
         """
@@ -110,10 +110,10 @@ class Batch:
     def step(
         self, verifier: Verifier, gamma: list[int], num_scheduled: list[int] | None = None
     ) -> None:
-        """Take a step with at most gamma[b] draft tokens for sequence b, fewer near its end;
-        finished sequences leave.
+        """Take a step with at most gamma[b] draft tokens for sequence b, and fewer near the end of
+        the sequence. Then remove finished sequences.
 
-        `num_scheduled` is as in `step.step`, but may leave every sequence in prefill.
+        `num_scheduled` is as in `step.step`, but need not complete the prefill of any sequence.
         """
         assert self._lease is not None and self._lease.drafter is not None
         num_scheduled = (
@@ -149,7 +149,7 @@ class Batch:
         self.leave([seq for seq in self.seqs if seq.finish_reason])
 
     def update_grades(self) -> None:
-        """Set the `grade` of each sequence as the drafter predicts it; the gamma policy uses it."""
+        """Set the `grade` of each sequence, which the gamma policy uses, to the predicted grade."""
         if self.drafter.priors and self._lease and self._lease.drafter is self.drafter:
             # strict=False: the last sequences may not have joined the drafter yet
             for seq, grade in zip(self.seqs, self.drafter.predict_grades(), strict=False):
@@ -157,7 +157,7 @@ class Batch:
 
     @property
     def seqs_awaiting_drafter(self) -> list[SequenceState]:
-        """Sequences that have taken a step and have to join the drafter before the next one."""
+        """Sequences that have taken a step and have to join the drafter before their next step."""
         return self.seqs[self._lease.num_drafted : self._num_stepped] if self._lease else []
 
     def join_drafter(self) -> None:
@@ -190,12 +190,12 @@ class Batch:
         _mark_in_batch(self.seqs, False)
         lease, self._lease, self.seqs = self._lease, None, []
         self._num_stepped = 0
-        if lease is not None:  # after a Ctrl-C before this line, it ends when garbage-collected
+        if lease is not None:  # after a Ctrl-C before this line, garbage collection ends the lease
             lease.release()
 
     def _select_drafter(self, gamma: list[int]) -> Drafter:
-        """Return the drafter of this step; for sequences with predicted or forced tokens it returns
-        these as draft tokens."""
+        """Return the drafter of this step. For a sequence with predicted or forced tokens, that
+        drafter proposes these tokens."""
         assert self._lease is not None and self._lease.drafter is not None
         drafter = self._lease.drafter
         if self._lease.num_drafted < len(self.seqs):
@@ -240,9 +240,8 @@ class Batch:
             seq.encoder_seconds += encoded
 
     def _join_drafter(self, seqs: list[SequenceState], gained: list[list[int]]) -> None:
-        """Add `seqs`, the next sequences of the batch that are not in the drafter yet, to
-        the drafter. Then commit their output tokens `gained` to it; [] if they have not taken a
-        step."""
+        """Add `seqs` to the drafter: the first sequences of the batch that are not in it yet. Then
+        commit their output tokens `gained` to the drafter; [] if `seqs` have not taken a step."""
         lease = self._lease
         assert lease is not None and lease.drafter is not None
         drafter, before = lease.drafter, lease.num_drafted
@@ -269,10 +268,10 @@ class Batch:
     ) -> list[int]:
         """Return the tokens of a joining sequence that are prefilled now: all but the last token,
         or with `leave_last_chunk` all but the last chunk; without `prefill` only the cached tokens.
-        If prompt logprobs are requested, none are prefilled, because a prefill computes no
+        If prompt logprobs are requested, no token is prefilled, because a prefill computes no
         logits."""
         if seq.needs_prompt_logprobs:
-            seq.prompt_logprobs = []  # start again: the sequence left before they were complete
+            seq.prompt_logprobs = []  # start again: the sequence left before all were computed
             return []
         if (prefill and not leave_last_chunk) or seq.request.media is not None:
             return seq.tokens[:-1]
@@ -281,12 +280,11 @@ class Batch:
         return seq.tokens[: cached + chunks * PASS]
 
     def _count_cached(self, tokens: list[int]) -> int:
-        """Count the first tokens that the target's prefix cache holds."""
         return self.target.count_cached_tokens(tokens)
 
     def _limit_gamma(self, seq: SequenceState) -> int:
-        """Return the most draft tokens that a sequence can use: a token of the target's own follows
-        them, and a forward pass must not cross the target's `context`."""
+        """Return the maximum number of draft tokens for a sequence. A token of the target follows
+        the draft tokens, and a forward pass must not extend beyond the target's `context`."""
         max_gamma = seq.num_remaining - 1
         if (
             self._switching_target is None
@@ -297,8 +295,8 @@ class Batch:
         return min(max_gamma, self._switching_target.context - len(seq.tokens))
 
     def _prepare_join(self, seq: SequenceState) -> None:
-        """Set the models' salt and long-context mode to those of `seq`, before it and sequences
-        like it join."""
+        """Set the salt and the long-context mode of the models to those of `seq`, which joins
+        next."""
         for part in self.prefix_caching_parts:
             part.set_salt(seq.request.salt)
         if self._switching_target is not None:
@@ -316,8 +314,8 @@ class Batch:
 
     @torch.inference_mode()
     def _compute_prompt_logprobs(self, selected: list[bool]) -> None:
-        """Score the next prompt chunk of each selected sequence and append the logprobs of its
-        tokens."""
+        """Score the next prompt chunk of each selected sequence, and append the logprobs of the
+        chunk's tokens to the sequence."""
         pairs = zip(selected, self.seqs, strict=True)
         blocks = [
             seq.pending_tokens[:-1][
@@ -348,10 +346,11 @@ def _mark_in_batch(seqs: list[SequenceState], present: bool) -> None:
 
 
 def _attach_media(part: object, seqs: list[SequenceState]) -> None:
-    """Hand the media of the sequences that join next to each model that accepts media."""
+    """Set `joining_media`, in each model that accepts media, to the media of `seqs`, which join
+    next."""
     media = [seq.request.media for seq in seqs]
     for each in list_parts(part):
-        # assigned also if there are none: a failed join may have left some
+        # assigned also if no sequence has media: a failed join may have left media
         if isinstance(each, Model) and each.capabilities.media:
             own = [m if m and each.find_media_problem(m) is None else None for m in media]
             each.joining_media = own if any(own) else []
@@ -375,7 +374,6 @@ def _refusing_media_errors(seqs: list[SequenceState]) -> Generator[None]:
 
 
 def _sum_encoder_seconds(part: object) -> float:
-    """Return the seconds that encoders in a model or drafter have run so far."""
     return sum(each.encoder_seconds for each in list_parts(part))
 
 
@@ -384,9 +382,10 @@ def retain_freed_memory() -> None:
     """Make glibc retain freed memory for later allocations; no effect with other C libraries.
 
     Otherwise the memory of a step's distributions, some MB, is returned to the system, and in the
-    next step the system provides and zeroes it again, which takes 8 of the step's 12 ms for [8,
-    32000]. glibc retains twice the size of the largest mapped block that was freed so far, counting
-    blocks of at most 32 MB. So a block just below 32 MB is allocated and freed here.
+    next step the system provides and zeroes it again, which takes 8 of the step's 12 ms for
+    distributions `[8, 32000]`. glibc retains twice the size of the largest mapped block that was
+    freed so far, counting blocks of at most 32 MB. So a block just below 32 MB is allocated and
+    freed here.
     """
     torch.empty(2**25 - 2**16, dtype=torch.uint8)
 

@@ -1,7 +1,7 @@
 """The only loop over sequences: schedule, step, postprocess.
 
-`Speculator.generate`, `Engine`, `AsyncEngine` and the server all add sequences to it and take its
-steps, from any number of threads; a step advances all running sequences. If Ctrl-C or an error
+`Speculator.generate`, `Engine`, `AsyncEngine` and the server add sequences to this loop and take
+its steps, from any number of threads. A step advances all running sequences. If Ctrl-C or an error
 interrupts a step, its sequences return to the queue and are prefilled again, which changes no
 output.
 """
@@ -26,13 +26,13 @@ from foretoken.request import SequenceState
 from foretoken.sampling.verifier import Verifier
 
 LOGGER = logging.getLogger(__name__)
-LOCK_YIELD_SECONDS = 0.01  # the most that a thread waits between steps to let others have the lock
+LOCK_YIELD_SECONDS = 0.01  # maximum wait between steps, in which other threads get the lock
 
 
 class EngineCore:
     """Generates with a target and a drafter, at most `max_rows` sequences at a time. Thread-safe.
 
-    `clock` is the function that steps are timed with; None is `perf_counter`.
+    `clock` is the function that measures the time of steps; None is `perf_counter`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class EngineCore:
         self._aborted: list[SequenceState] = []
 
     def add(self, tasks: list[SequenceTask]) -> None:
-        """Add sequences to the queue. Raises InputError if one can never fit into memory."""
+        """Add sequences to the queue. Raises InputError if a sequence can never fit into memory."""
         self.refuse_reentry()
         with self._hold_lock():
             self.scheduler.add(tasks)
@@ -69,7 +69,7 @@ class EngineCore:
     def run(
         self, seqs: list[SequenceState], verifier: Verifier, gamma: GammaPolicy
     ) -> Generator[None]:
-        """Add sequences and take steps until they are finished; yield after each step.
+        """Add sequences and take steps until these sequences are finished; yield after each step.
 
         Raises the errors of `step`. After an error, or if the generator is closed, unfinished
         sequences are aborted.
@@ -80,7 +80,7 @@ class EngineCore:
             while unfinished:
                 self.refuse_reentry()
                 self._yield_lock()
-                with self._hold_lock():  # another thread's steps may have finished them
+                with self._hold_lock():  # other threads may have finished the sequences
                     unfinished = any(seq.finish_reason is None for seq in seqs)
                     if unfinished:
                         self._step()
@@ -89,8 +89,8 @@ class EngineCore:
             self.abort(seqs)
 
     def abort(self, seqs: list[SequenceState]) -> None:
-        """Abort these sequences, waiting or running; finished ones are ignored. If this thread is
-        within a step, they are removed after it."""
+        """Abort these sequences, waiting or running; finished sequences are ignored. If this thread
+        is within a step, the sequences are removed after the step."""
         seqs = [seq for seq in seqs if seq.finish_reason is None]
         self._aborted += seqs
         if seqs and not self._within_step():
@@ -103,8 +103,8 @@ class EngineCore:
             self.scheduler.fail(error)
 
     def preempt(self) -> None:
-        """Move a running sequence back to the queue: the same one that is preempted first for lack
-        of memory."""
+        """Move a running sequence back to the queue: the sequence that would also be preempted
+        first for lack of memory."""
         with self._hold_lock():
             self.scheduler.preempt()
 
@@ -115,8 +115,8 @@ class EngineCore:
 
     @contextmanager
     def pause(self) -> Generator[None]:
-        """Block steps of other threads within the `with`, so that no sequence changes while it is
-        read."""
+        """Block steps of other threads within the `with`, so that no sequence changes while the
+        caller reads it."""
         with self._hold_lock():
             yield
 
@@ -131,8 +131,8 @@ class EngineCore:
 
     def configure(self, max_rows: int, memory: int | None, *, cache_prefixes: bool) -> None:
         """Configure for an `Engine`: at most `max_rows` running sequences, `memory` bytes of KV
-        cache (None: no limit), a prefix cache or none. Raises InputError if the models have an
-        engine already, and the errors of `KVCacheBudget`."""
+        cache (None: no limit), and a prefix cache or no prefix cache. Raises InputError if the
+        models have an engine already, and the errors of `KVCacheBudget`."""
         parts = [*iter_parts(self.batch.target), *iter_parts(self.batch.drafter)]
         engage(parts, self)
         try:
@@ -158,12 +158,12 @@ class EngineCore:
             self._set_prefix_caching(False)
 
     def refuse_reentry(self) -> None:
-        """Raise RefusedError if this thread is within a step, as when a user's logits processor or
-        stopping criterion calls the engine."""
+        """Raise RefusedError if this thread is within a step, which means that a user's logits
+        processor or stopping criterion called the engine."""
         if self._within_step():
             raise RefusedError(
                 "a logits processor or stopping criterion generates with the model that calls it; "
-                "give it a model of its own"
+                "load another model for the processor or criterion"
             )
 
     def _step(self) -> bool:
@@ -208,7 +208,6 @@ class EngineCore:
             part.set_prefix_caching(on)
 
     def _within_step(self) -> bool:
-        """Return whether this thread is taking a step."""
         return self._stepping and self._has_lock()
 
     def _has_lock(self) -> bool:
@@ -221,7 +220,7 @@ class EngineCore:
         try:
             with self._lock:
                 self._waiting_threads.discard(thread)
-                if outermost:  # a Ctrl-C may have left it set
+                if outermost:  # a Ctrl-C may have left this flag set
                     self._stepping = False
                 yield
         finally:

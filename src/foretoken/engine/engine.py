@@ -1,7 +1,7 @@
 """The public engine: takes requests at any time and returns events at every step.
 
-It uses the Speculator's own `EngineCore`: sequences of `spec.generate` and `spec.stream`, which
-other threads may call meanwhile, share its steps.
+The engine uses the Speculator's `EngineCore`: its requests share steps with the sequences of
+`spec.generate` and `spec.stream`, which other threads may call at the same time.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Event:
         tokens: The new token ids.
         logprobs: The logprobs of these tokens; None if the request does not ask for them.
         finish_reason: None except in the request's last event.
-        completion: The result, in the last event only. The `text` and `tokens` of all events
-            concatenate to its own.
-        steps: The records of the steps since the last event, usually one.
+        completion: The result; None except in the request's last event. Its `text` is
+            the joined `text` of all events; its `tokens` are the joined `tokens` of all events.
+        steps: The records of the steps since the previous event, usually of one step.
         error: The error, if finish_reason is "error".
-        pieces: The characters that each of these tokens added, and its offset in the output, in
-            characters; [] without a tokenizer.
+        pieces: For each of these tokens, the characters that the token added to the output, and
+            the offset of these characters in the output; [] without a tokenizer.
 
     Examples:
         >>> import foretoken
@@ -72,7 +72,7 @@ class EngineStats:
         waiting: Requests that have not started.
         finished: Requests that have finished, including those with an error.
         aborted: Requests that were aborted.
-        preempted: Times that a sequence was preempted for lack of KV cache memory.
+        preempted: Number of times that a sequence was preempted for lack of KV cache memory.
         steps: Steps taken.
         tokens: Output tokens of all requests.
 
@@ -97,17 +97,18 @@ class Engine:
     """Continuous batching through one Speculator: requests join and leave at any step.
 
     At most `max_rows` requests run at a time, first come, first served. The distribution of a
-    request's output does not depend on the other requests; neither does the output itself if the
-    backend's arithmetic does not depend on the batch (docs/exactness.md). Any thread may call `add`
-    and `abort`.
+    request's output does not depend on the other requests. If the backend's arithmetic does not
+    depend on the batch, the output itself does not depend on them either (docs/exactness.md). Any
+    thread may call `add` and `abort`.
 
     Args:
         spec: The Speculator, which can have one engine at a time.
         max_rows: Maximum number of requests that run at a time.
         max_length: Maximum tokens of a sequence, prompt included. None: the context length.
         kv_memory: Bytes for the KV caches of target and draft model together. Requests that do not
-            fit wait, and if the running sequences outgrow it, the youngest is preempted. None: as
-            much as `max_rows` sequences need, and up to 1 GB for the prefix cache.
+            fit wait. If the running sequences outgrow this memory, the youngest sequence is
+            preempted. None: as much as `max_rows` sequences need, and up to 1 GB for the prefix
+            cache.
         max_waiting: Maximum number of waiting requests.
         prefix_cache: True caches the keys and values of sequences for later sequences with the same
             prefix, if the backend supports it (native does), and caches outputs for the look-up
@@ -142,8 +143,8 @@ class Engine:
         context, length = spec.target.context, checked.max_length
         if length is not None and context is not None and length > context:
             raise InputError(
-                f"max_length is {length}, but the target's context length is {context}; give at "
-                "most that"
+                f"max_length is {length}, but the target's context length is {context}; give a "
+                f"max_length of at most {context}"
             )
         self._spec, self._inputs = spec, replace(spec.inputs, max_length=length)
         self._core: EngineCore = spec.core
@@ -177,16 +178,16 @@ class Engine:
 
         Args:
             prompt: One prompt.
-            seed: An int, or the `seed` of an earlier completion.
+            seed: An int, or the attribute `seed` of an earlier completion.
             rule: The acceptance method; None: the engine's. A request whose rule or lenience
                 differs from that of the running requests waits until they finish.
             lenience: The lenience; None: the engine's.
-            cache_salt: Only requests of the same salt share cached prefixes.
+            cache_salt: Only requests with the same salt share cached prefixes.
             priority: Requests of a higher priority are admitted first and preempted last.
             prediction: The expected output, as text or ids. Its tokens are proposed in place of
-                the drafter's; the output's distribution does not change.
+                the drafter's draft tokens; the output's distribution does not change.
             begun: Output that another engine has generated for the same request. The request
-                continues as it would have there, and its events contain only new tokens.
+                continues as it would have in that engine. Its events contain only new tokens.
             id: An id that no running or waiting request has; None: a new one.
 
         Returns:
@@ -219,7 +220,7 @@ class Engine:
         requests = inputs.assemble("add", prompt, params, controls, 0, *template)
         if len(requests) != 1:
             problem = f"a request has one prompt and one output, not {len(requests)}"
-            raise InputError(f"{problem}; add each by itself, with its own seed")
+            raise InputError(f"{problem}; add one request for each output, with different seeds")
         (key,) = make_keys([seed], [1])
         if id is not None and (not is_whole_number(id) or id in self._streams):
             raise InputError(
@@ -239,7 +240,7 @@ class Engine:
         if begun is not None:
             output.resume(begun)
             if seq.finish_reason is not None:
-                raise InputError("begun is a finished output; add the request without it")
+                raise InputError("begun is a finished output; add the request without begun")
         self._core.add([SequenceTask(seq, verifier, policy, int(priority))])
         if id is None:
             id = next(number for number in self._ids if number not in self._streams)
@@ -254,8 +255,8 @@ class Engine:
         """Advance all running requests by a step.
 
         Returns:
-            The events, at most one per request; [] if no request runs or waits. The event of a
-            request that fails has its `error`; the other requests continue.
+            The events, at most one per request; [] if no request runs or waits. If a
+            request fails, its event has an `error`; the other requests continue.
 
         Raises:
             InputError: The engine is closed.
@@ -337,7 +338,7 @@ class Engine:
         """Abort all requests; the Speculator can have another engine afterwards."""
         self._core.refuse_reentry()
         self._closed = True
-        if not self._released:  # an interrupted call is completed by the next one
+        if not self._released:  # an interrupted call is completed by the next call
             self._core.abort([entry.seq for entry in list(self._streams.values())])
             self._streams.clear()
             self._core.reset(MAX_BATCH_SIZE)
@@ -351,7 +352,7 @@ class Engine:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise InputError("the engine is closed; make another one")
+            raise InputError("the engine is closed; make another engine")
 
     def _make_event(self, id: int, entry: OutputStream) -> Event | None:
         seq, piece = entry.seq, entry.take_piece()
@@ -390,4 +391,4 @@ def _require_begun(begun: object, V: int) -> None:
         raise InputError(f"{problem}; give the steps of a completion")
     for token in (token for step in begun.steps for token in step.new_tokens):
         if not is_whole_number(token) or not 0 <= token < V:
-            raise InputError(f"begun holds the id {format_value(token)}; ids must be in 0..{V - 1}")
+            raise InputError(f"begun has the id {format_value(token)}; ids must be in 0..{V - 1}")

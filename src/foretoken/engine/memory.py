@@ -16,8 +16,8 @@ DEFAULT_PREFIX_CACHE_BYTES, DEFAULT_PREFIX_CACHE_TOKENS = 1_000_000_000, 65_536
 
 
 def reserve_prefix_cache(parts: Sequence[Component]) -> None:
-    """Reserve memory for the prefix cache in the models and drafters that have one. The operating
-    system commits the memory as it is used."""
+    """Reserve memory for the prefix caches of these models and drafters. The operating system
+    commits the memory as it is used."""
     _reserve(
         parts,
         min(
@@ -36,8 +36,8 @@ def _reserve(parts: Sequence[Component], total: int) -> None:
 
 
 class KVCacheBudget:
-    """A limit of `total` bytes for the KV caches of `parts`, the target, the drafter and the models
-    within them, counted as if sequences shared no prefix.
+    """A limit of `total` bytes for the KV caches of `parts`: the target, the drafter and the models
+    that these contain. Memory is counted as if sequences shared no prefix.
 
     Raises InputError if `total` is too small for one token, RefusedError if a part does not report
     its memory.
@@ -54,17 +54,17 @@ class KVCacheBudget:
         min_bytes = self._count_bytes([1], [1])
         if total < min_bytes:
             raise InputError(
-                f"kv_memory is {total} bytes, but one token takes {min_bytes}; give more"
+                f"kv_memory is {total} bytes, but one token takes {min_bytes} bytes; give more"
             )
 
     def reserve(self) -> None:
         """Reserve the whole budget in the parts that can reserve memory. The operating system
-        commits it as it is used."""
+        commits the memory as it is used."""
         _reserve(self.parts, self.total)
 
     def fits(self, seqs: list[SequenceState], num_new_tokens: int) -> bool:
-        """Return whether these sequences fit, each with `num_new_tokens` more tokens or at its
-        maximum length, whichever is shorter."""
+        """Return whether these sequences fit if each gets `num_new_tokens` more tokens, or fewer if
+        it then has its maximum length."""
         lengths = [min(len(seq.tokens) + num_new_tokens, _max_length(seq)) for seq in seqs]
         return (
             self._count_bytes(lengths, [self._count_source_states(seq) for seq in seqs])
@@ -77,7 +77,7 @@ class KVCacheBudget:
             prompt, limit = len(seq.request.prompt), seq.request.limit
             takes = self._count_bytes([_max_length(seq)], [self._count_source_states(seq)])
             raise InputError(
-                f"a prompt of {prompt} tokens and up to {limit} new ones take {takes} bytes, but "
+                f"a prompt of {prompt} tokens and up to {limit} new tokens take {takes} bytes, but "
                 f"kv_memory is {self.total}; give a shorter prompt, fewer new tokens or more memory"
             )
 
@@ -94,5 +94,4 @@ class KVCacheBudget:
 
 
 def _max_length(seq: SequenceState) -> int:
-    """Return the maximum length of a sequence, in tokens."""
     return len(seq.request.prompt) + seq.request.limit

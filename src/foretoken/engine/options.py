@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Options of an `Engine`. The constructor checks them and raises the errors of an invalid
-    option."""
+    """Options of an `Engine`. The constructor raises an error for an invalid option."""
 
     max_rows: int = option(16, FROM_ONE, "Maximum number of running sequences.", "Serving")
     max_waiting: int = option(1024, FROM_ONE, "Maximum number of waiting sequences.", "Serving")
@@ -39,7 +38,7 @@ class EngineOptions:
     prefix_cache: bool = option(
         True,
         as_flag,
-        "Cache the keys and values of finished sequences for later ones with the same prefix.",
+        "Cache the keys and values of finished sequences for later sequences with the same prefix.",
         "Serving",
         flag="--prefix-cache/--no-prefix-cache",
     )

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class OutputStream:
-    """A sequence, and how much of its output has been sent. The characters and tokens of the pieces
-    concatenate to those of the completion. No step may run while a piece is taken."""
+    """A sequence, and the number of its output tokens and steps that have been sent. Joined, the
+    pieces have the text and tokens of the completion. No step may run while a piece is taken."""
 
     seq: SequenceState
     # also one of the sequence's stop conditions; None without a tokenizer
@@ -29,8 +29,8 @@ class OutputStream:
     pieces: list[TokenText] = field(default_factory=list[TokenText])  # of the last piece's tokens
 
     def resume(self, begun: PartialOutput) -> None:
-        """Append the output that another engine has generated to the new sequence, as output that
-        has been sent."""
+        """Append output that another engine generated to this new sequence, and count the output as
+        sent."""
         tokens = [token for step in begun.steps for token in step.new_tokens]
         self.seq.commit(tokens)
         self.seq.records += begun.steps
@@ -40,7 +40,7 @@ class OutputStream:
             self.transcript.take_pieces()  # the other engine has sent them
 
     def take_piece(self) -> Piece | None:
-        """Return the output tokens since the last call, decoded; None if there are none."""
+        """Return the output tokens since the last call and their text; None if there are none."""
         tokens = self.seq.new_tokens[self.num_sent_tokens :]
         if not tokens:
             return None
@@ -52,8 +52,8 @@ class OutputStream:
         return Piece(self.take_text(len(tokens)), tokens, likelihoods, self.index)
 
     def take_text(self, count: int = 0) -> str | None:
-        """Return the characters that `count` new tokens add, and set `pieces`. An end that
-        may be the beginning of a stop string is withheld. Return None without a tokenizer."""
+        """Return the characters that `count` new tokens add, and set `pieces`. Last characters that
+        may begin a stop string are withheld. Return None without a tokenizer."""
         if self.transcript is None:
             return None
         *pieces, last = self.transcript.take_pieces() or [TokenText("", 0)]
@@ -74,8 +74,8 @@ class OutputStream:
 def make_output_stream(
     seq: SequenceState, tokenizer: PreTrainedTokenizerBase | None, index: int = 0
 ) -> OutputStream:
-    """Return the output stream of a new sequence. With a tokenizer, make sure that the sequence has
-    a detokenizer among its stop conditions, which processes tokens as they are committed."""
+    """Return the output stream of a new sequence. If there is a tokenizer, the sequence gets a
+    detokenizer as a stop condition; the detokenizer processes tokens as they are committed."""
     transcript = find_transcript(seq)
     if transcript is None and tokenizer is not None:
         transcript = make_transcript(seq.request, tokenizer)

@@ -1,8 +1,8 @@
-"""The budget of chunked prefill: how many prompt tokens a step prefills alongside the running
-sequences.
+"""The budget of chunked prefill: the number of prompt tokens that a step prefills alongside the
+running sequences.
 
 The budget is chosen from measured step times, so that a step with prefill takes at most a few times
-as long as a step without, or at most `UNNOTICED_STEP_SECONDS`. It does not affect outputs.
+as long as a step without prefill, or at most `UNNOTICED_STEP_SECONDS`. It does not affect outputs.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from numpy.typing import NDArray
 
 from foretoken.request import SequenceState, SequenceStatus
 
-MAX_STEP_SLOWDOWN = 1.75  # time of a step with one sequence in prefill over that of one without
+MAX_STEP_SLOWDOWN = 1.75  # time of a step with one sequence in prefill / time without prefill
 UNNOTICED_STEP_SECONDS = 0.03  # a step with prefill may always take this long
 MIN_CHUNK_TOKENS, MAX_CHUNK_TOKENS = 16, 512
 FIRST_CHUNK_TOKENS = 64  # until a step with prefill has been measured
-MAX_MEASURED_STEPS = 32  # the last steps with prefill, and the last without
+MAX_MEASURED_STEPS = 32  # maximum of stored steps with prefill, and of steps without prefill
 
 
 class PrefillBudget:
-    """Records the time of each step with its numbers of running sequences and prefilled tokens, and
-    computes the prefill budget of the next step from these."""
+    """Records each step's time, number of running sequences and number of prefilled tokens, and
+    computes the prefill budget of the next step from these records."""
 
     def __init__(self) -> None:
-        # two queues, as the steps of one long prompt would displace all steps without prefill
+        # two queues: in a single queue, the steps of a long prompt would displace all other steps
         # each entry: running sequences, prefilled tokens, seconds
         self._plain_steps: deque[tuple[int, int, float]] = deque(maxlen=MAX_MEASURED_STEPS)
         self._prefill_steps: deque[tuple[int, int, float]] = deque(maxlen=MAX_MEASURED_STEPS)
 
     def compute_budget(self, num_running: int, num_prefilling: int) -> int:
-        """Return the number of prompt tokens, of all `num_prefilling` sequences in prefill
-        together, to prefill in a step with `num_running` running sequences."""
+        """Return the number of prompt tokens to prefill in a step with `num_running` running
+        sequences: the total over all `num_prefilling` sequences in prefill."""
         if not num_running:
             return MAX_CHUNK_TOKENS
         if not self._prefill_steps:
@@ -47,10 +47,10 @@ class PrefillBudget:
         return int(min(MAX_CHUNK_TOKENS, max(MIN_CHUNK_TOKENS, longer / token_seconds)))
 
     def schedule_tokens(self, seqs: list[SequenceState], already_prefilled: int = 0) -> list[int]:
-        """Return how many tokens of each sequence the next step scores, without draft tokens. A
-        running sequence scores 1. The sequences in prefill share, in order, the rest of the budget
-        after `already_prefilled` tokens. A sequence whose prompt logprobs are missing scores 0,
-        because these take a forward pass of their own."""
+        """Return, for each sequence, the number of tokens to score in the next step, without draft
+        tokens: 1 for a running sequence; 0 while prompt logprobs are missing, as these take a
+        separate forward pass. Other sequences in prefill share, in order, the budget that remains
+        after `already_prefilled` tokens."""
         room = 0
         running = sum(seq.status is SequenceStatus.RUNNING for seq in seqs)
         if running < len(seqs):
@@ -85,9 +85,9 @@ class PrefillBudget:
 
 
 def _positive_fit(columns: NDArray[np.float64]) -> list[float]:
-    """Return the factors, 0 or more, with which the weighted sum of the columns is nearest to 1 by
-    least squares. Negative factors are excluded because noise could make one cost negative and the
-    others too large."""
+    """Return one factor per column, 0 or more, such that the sum of the columns times the factors
+    is nearest to 1 by least squares. Negative factors are excluded because noise could make one
+    cost negative and the others too large."""
     count, best, min_error = columns.shape[1], [0.0] * columns.shape[1], np.inf
     for chosen in chain.from_iterable(combinations(range(count), n) for n in range(count, 0, -1)):
         selected = columns[:, chosen]

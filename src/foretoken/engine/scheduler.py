@@ -1,7 +1,7 @@
 """The scheduler: decides which sequences run and which wait, by priority, then in order of arrival.
 
-A long prompt is prefilled in chunks alongside the running sequences, so that none of them stalls.
-Not thread-safe.
+A long prompt is prefilled in chunks alongside the running sequences, so that no running sequence
+stalls. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from foretoken.request import SequenceState, SequenceStatus
 from foretoken.sampling.verifier import Verifier
 
 JOIN_FRACTION = 4  # sequences wait until a quarter of the batch can join at once
-MAX_DEFERRED_STEPS = 8  # but at most this many steps
-# Free memory that admission requires, in tokens per sequence: else the sequence that joins last
-# would soon be preempted
+MAX_DEFERRED_STEPS = 8  # maximum number of steps for which sequences wait for that reason
+# Free memory that admission requires, in tokens per sequence: with less, the sequence that joined
+# last would soon be preempted
 LOOKAHEAD_TOKENS = 64
 
 
@@ -51,7 +51,7 @@ class ScheduledStep:
 
 
 class Scheduler:
-    """Holds the queue of waiting sequences and the batch of at most `max_rows` running ones."""
+    """The queue of waiting sequences, and the batch of at most `max_rows` running sequences."""
 
     def __init__(self, batch: Batch, max_rows: int) -> None:
         self.batch, self.max_rows = batch, max_rows
@@ -69,7 +69,7 @@ class Scheduler:
         self.max_rows, self.memory, self.preempted = max_rows, memory, 0
 
     def add(self, tasks: list[SequenceTask]) -> None:
-        """Add sequences to the queue. Raises InputError if one can never fit into memory."""
+        """Add sequences to the queue. Raises InputError if a sequence can never fit into memory."""
         for task in tasks:
             if self.memory is not None:
                 self.memory.require_fit(task.seq)
@@ -104,7 +104,7 @@ class Scheduler:
         ]
 
     def fail(self, error: RefusedError) -> None:
-        """Finish the sequences that joined or ran last with this error, and remove them."""
+        """Finish, with this error, the sequences that joined or ran last, and remove them."""
         for seq in self.suspects:
             if seq.status is not SequenceStatus.FINISHED:
                 seq.fail(error)
@@ -134,13 +134,13 @@ class Scheduler:
         """Move all running sequences back to the queue, ahead of the waiting sequences of their
         priority."""
         again = [task for task in self.running if task.seq.status is not SequenceStatus.FINISHED]
-        # one assignment: a Ctrl-C between two would lose or duplicate sequences
+        # one assignment: a Ctrl-C between two assignments would lose or duplicate sequences
         self.waiting, self.running = _sort_by_priority([*again, *self.waiting]), []
         self.batch.clear()
 
     def _choose_gammas(self, seqs: list[SequenceState], num_scheduled: list[int]) -> list[int]:
-        """Return gamma of each sequence, as its policy chooses it. Gamma is 0 if the sequence stays
-        in prefill, if its drafting is disabled, and in its first step, so that the first token does
+        """Return the gamma that each sequence's policy chooses. Gamma is 0 if the sequence stays in
+        prefill, if its drafting is disabled, and in its first step, so that the first token does
         not wait for the drafter."""
         drafting = {
             id(seq)
@@ -174,14 +174,14 @@ class Scheduler:
         return [gammas.get(id(seq), 0) for seq in seqs]
 
     def _admit(self) -> int:
-        """Admit waiting sequences to the batch. Return how many of their tokens were prefilled
-        immediately, which count against this step's prefill budget; 0 if no other sequence runs."""
+        """Admit waiting sequences to the batch. Return the number of their tokens that were
+        prefilled now and count against this step's prefill budget; 0 if no other sequence runs."""
         fresh = self._select_waiting()
         if not fresh:
             return 0
         drafts = any(task.drafts for task in fresh)
         if self.running and drafts and not self.batch.drafts:
-            # the first sequences that use the drafter: the running ones have to join it too
+            # the first sequences that use the drafter: running ones must join the drafter too
             before = self.running
             self.requeue()
             self._join(before, drafts)
@@ -201,8 +201,8 @@ class Scheduler:
         return max_tokens - budget if running else 0
 
     def _select_waiting(self) -> list[SequenceTask]:
-        """Return the waiting sequences to admit: the first ones that fit into batch and memory and
-        have the same verifier as the running ones, as a step has one verifier."""
+        """Return the waiting sequences to admit: the first sequences that fit into batch and memory
+        and have the verifier of the running sequences, because a step has one verifier."""
         room = self.max_rows - len(self.running)
         if self._should_defer(room):
             return []
@@ -214,7 +214,7 @@ class Scheduler:
         """Return whether to admit no sequence until there is room for more.
 
         Sequences that join together share the forward passes of their prefill. So if more sequences
-        wait than fit, none is admitted until a quarter of the batch is free, but for at most
+        wait than fit, no sequence is admitted until a quarter of the batch is free, but for at most
         `MAX_DEFERRED_STEPS` steps.
         """
         few = self.running and len(self.waiting) > room and room < self.max_rows // JOIN_FRACTION
@@ -225,10 +225,10 @@ class Scheduler:
         return False
 
     def _limit_to_memory(self, fresh: list[SequenceTask]) -> list[SequenceTask]:
-        """Return the first of the `fresh` sequences, as many as fit into memory with the running
-        sequences."""
+        """Return the first of the `fresh` sequences, as many as fit into memory in addition to the
+        running sequences."""
         memory, before = self.memory, [task.seq for task in self.running]
-        while memory and fresh and len(before) + len(fresh) > 1:  # `add` checked each one alone
+        while memory and fresh and len(before) + len(fresh) > 1:  # `add` checked single sequences
             seqs = [*before, *(task.seq for task in fresh)]
             if memory.fits(seqs, LOOKAHEAD_TOKENS + self._max_step_tokens([*self.running, *fresh])):
                 break
@@ -236,7 +236,7 @@ class Scheduler:
         return fresh
 
     def _make_room(self) -> None:
-        """Preempt sequences until memory suffices for the next step of the remaining ones."""
+        """Preempt sequences until memory suffices for the next step of the other sequences."""
         while self.memory and len(self.running) > 1:
             seqs = [task.seq for task in self.running]
             if self.memory.fits(seqs, self._max_step_tokens(self.running)):
@@ -245,13 +245,12 @@ class Scheduler:
 
     @staticmethod
     def _max_step_tokens(tasks: list[SequenceTask]) -> int:
-        """Return the most tokens that a step may add to a sequence."""
         return max((task.gamma.max_gamma for task in tasks), default=0) + 1
 
     def _join(self, tasks: list[SequenceTask], drafts: bool, *, prefill: bool = True) -> None:
-        """Move sequences from the queue to the batch; if this is interrupted, they are still in the
-        queue. A sequence with media joins alone, so that no other sequence fails if its media are
-        invalid."""
+        """Move sequences from the queue to the batch; if an error interrupts the move, they are
+        still in the queue. A sequence with media joins alone, so that no other sequence fails if
+        its media are invalid."""
         groups = groupby(tasks, lambda task: id(task) if task.seq.request.media else None)
         for joining in [list(group) for _, group in groups]:
             self.suspects = [task.seq for task in joining]
@@ -260,7 +259,7 @@ class Scheduler:
             self.waiting, self.running = waiting, [*self.running, *joining]  # as in `requeue`
 
     def _return_to_queue(self, seqs: list[SequenceState]) -> None:
-        """Move these running sequences back to the queue, ahead of the waiting ones of their
+        """Move these running sequences back to the queue, ahead of the waiting sequences of their
         priority."""
         if not seqs:
             return

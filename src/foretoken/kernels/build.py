@@ -51,7 +51,7 @@ COMPILER_REMEDY = "install g++ or clang, or pip install ziglang"
 
 
 class BuildError(Exception):
-    """No compiler was found, or it failed."""
+    """No compiler was found, or the compiler failed."""
 
 
 def find_own_compiler() -> list[str]:
@@ -64,8 +64,8 @@ def find_own_compiler() -> list[str]:
 
 
 def find_compiler() -> list[str]:
-    """Return the command of a C++ compiler, as a list of words: that of `find_own_compiler`, else
-    ziglang's.
+    """Return the command of a C++ compiler, as a list of words: the command that
+    `find_own_compiler` returns, else the command of ziglang.
 
     Raises:
         BuildError: No compiler was found.
@@ -91,14 +91,14 @@ def is_current() -> bool:
 
 
 def build(library: Path = LIBRARY_PATH, flags: tuple[str, ...] = ()) -> None:
-    """Compile the library. If that fails, an existing file stays unchanged.
+    """Compile the library. If compiling fails, an existing library stays unchanged.
 
     Args:
         library: The file to write.
         flags: Additional compiler flags, such as those of a sanitizer.
 
     Raises:
-        BuildError: No compiler was found, or it failed.
+        BuildError: No compiler was found, or the compiler failed.
     """
     sets = (
         INSTRUCTION_SET_FLAGS
@@ -120,7 +120,7 @@ def build(library: Path = LIBRARY_PATH, flags: tuple[str, ...] = ()) -> None:
             list(pool.map(_run, commands))
         built = Path(folder) / library.name
         # without -nostdlib++, Zig compiles the C++ standard library, which takes minutes; GCC 12
-        # does not have the option
+        # does not have this option
         zig = {"zig", "ziglang"} & {Path(word).name for word in command}
         without = ["-nostdlib++", "-s"] if zig else []
         _run([*command, "-shared", *without, *map(str, objects), "-lm", "-o", str(built)])

@@ -22,8 +22,8 @@ INSTRUCTIONS_VARIABLE = "FORETOKEN_INSTRUCTIONS"
 
 
 def make_fields(*kinds: tuple[Any, str]) -> list[tuple[str, Any]]:
-    """Return the `_fields_` of a ctypes structure, in order. Each argument is a type, and the names
-    of its fields separated by spaces."""
+    """Return the `_fields_` of a ctypes structure, in order. Each argument is a pair of a type and
+    the names of the fields of this type, separated by spaces."""
     return [(name, kind) for kind, names in kinds for name in names.split()]
 
 
@@ -230,8 +230,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """Return the loaded library. Raises RefusedError if it was not compiled, if it was compiled
-    from other sources, or if it cannot be loaded."""
+    """Return the loaded library. Raises RefusedError if the library was not compiled, was compiled
+    from other sources, or cannot be loaded."""
     checkout = build.CPP_FOLDER.is_dir()  # wheels have no sources
     remedy = f"run {sys.executable} {build.__file__}" if checkout else "install foretoken again"
     if not LIBRARY_FILE.exists():
@@ -257,14 +257,14 @@ def list_instruction_sets() -> list[str]:
 
 
 def choose_instruction_set() -> str:
-    """Return the instruction set to use: the one that the environment variable
-    INSTRUCTIONS_VARIABLE selects, else the fastest. Raises InputError if this processor does not
-    support the selected one."""
+    """Return the instruction set that the environment variable INSTRUCTIONS_VARIABLE selects, else
+    the fastest one. Raises InputError if this processor does not
+    support the selected instruction set."""
     available, requested = list_instruction_sets(), os.environ.get(INSTRUCTIONS_VARIABLE)
     if requested and requested not in available:
         raise InputError(
-            f"{INSTRUCTIONS_VARIABLE} is {requested!r:.40}; give one that this processor supports: "
-            f"{', '.join(available)}"
+            f"{INSTRUCTIONS_VARIABLE} is {requested!r:.40}; give an instruction set that this "
+            f"processor supports: {', '.join(available)}"
         )
     return requested or available[0]
 
@@ -273,8 +273,8 @@ class OpenNetwork:
     """A network that is ready to run: the kernels' handle and its workspace.
 
     network: The struct of the network. owned: Objects that the struct points to; they live as long
-    as this object. instructions: The instruction set; None: the one to use by default. Raises
-    MemoryError.
+    as this object. instructions: The instruction set; None: that of `choose_instruction_set`.
+    Raises MemoryError.
     """
 
     def __init__(self, network: NetworkRecord, owned: Any, instructions: str | None = None) -> None:
@@ -300,8 +300,8 @@ class OpenNetwork:
             raise MemoryError("not enough memory or threads for a draft's forward passes")
 
     def settle(self, row: int, length: int) -> None:
-        """Advance a sequence's recurrent states to its last token. row: the address of the states;
-        length: the number of the sequence's tokens."""
+        """Advance the recurrent states of a sequence to the sequence's last token. row: the address
+        of the states; length: the number of the sequence's tokens."""
         load_library().foretoken_settle(self._handle, row, length)
 
     def __del__(self) -> None:

@@ -57,9 +57,9 @@ def pad_to_multiple(x: Any, multiple: int) -> Any:
 
 
 def round_states(x: Floats) -> tuple[Any, Floats, Floats, Any]:
-    """Round states `[n, K]` to int8 in blocks of 32. Returns the integers q `[n, K]`, the scales d
-    of the blocks, d times the sum of q of each block, both `[n, blocks]`, and the sums of q over
-    each half block of 16."""
+    """Round states `[n, K]` to int8 in blocks of 32. Returns the integers q, `[n, K]`; the scale d
+    of each block, `[n, blocks]`; d times the sum of q over each block, `[n, blocks]`; and the sum
+    of q over each half block of 16."""
     blocks = pad_to_multiple(x, BLOCK_WEIGHTS).reshape(len(x), -1, BLOCK_WEIGHTS)
     bits = (blocks.view(np.int32) & 0x7FFFFFFF).max(-1)
     largest = bits.view(np.float32)
@@ -81,7 +81,7 @@ def round_states(x: Floats) -> tuple[Any, Floats, Floats, Any]:
 
 
 def round_weights(blocks: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Round weights `[n, 32]` to integers from -8 to 7, and return these and scales `[n, 1]`.
+    """Round weights `[n, 32]` to integers from -8 to 7. Returns the integers and scales `[n, 1]`.
 
     For each share in MAX_WEIGHT_SHARES, the integers are computed with a scale that maps this share
     of the block's largest weight to -8, and then the scale is fitted to the integers by least
@@ -103,16 +103,16 @@ def round_weights(blocks: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]
 
 
 def multiply_levels(factors: Any, supers: Any) -> Floats:
-    """Return scales, or offsets, that are stored in two levels: int8 factors `[N, blocks]` times
-    the float16 numbers of their super-blocks, `[N, super-blocks]`. The products are exact in
-    float32."""
+    """Return scales (or offsets) that are stored in two levels: the int8 factor of each block,
+    `[N, blocks]`, times the float16 number of its super-block, `[N, super-blocks]`. The products
+    are exact in float32."""
     each = np.repeat(supers.astype(np.float32), factors.shape[1] // supers.shape[1], axis=1)
     return factors.astype(np.float32) * each
 
 
 def multiply_integers(q: Any, scales: Floats, offsets: Floats | None, x: Floats) -> Floats:
-    """Return the product `[n, N]` of states `[n, K]` and quantized weights `[N, K]`. A weight is
-    scale * q + offset, with a scale and an offset for each block of 32 or 16."""
+    """Return the product `[n, N]` of states `[n, K]` and quantized weights `[N, K]`. Each weight is
+    scale * q + offset; a block of 32 or 16 weights has the same scale and offset."""
     states, d, s, z = round_states(x)
     y = np.zeros((len(x), len(q)), np.float32)
     size = BLOCK_WEIGHTS // (2 if scales.shape[1] > d.shape[1] else 1)
@@ -240,9 +240,9 @@ def attention(
     *,
     attend_to_all: bool = False,
 ) -> Floats:
-    """Return the attention of one key head for a token at position `at`: of its scaled queries x
-    `[G, D]` over keys and values `[positions, D]`. Softmax is computed in blocks of 128 positions,
-    each with its own maximum, which are then combined.
+    """Return the attention of one key head for the token at position `at`. x: the scaled queries of
+    that token, `[G, D]`. keys, values: `[positions, D]`. Softmax is computed in blocks of 128
+    positions, each with its own maximum; then the blocks are combined.
 
     biases: Added to the scores, `[G, positions]`. attend_to_all: If True, attention is not causal,
     as in encoders.
@@ -342,8 +342,7 @@ def sum_blocks(x: Floats) -> Floats:
 
 
 def sum_mass(x: Floats) -> Floats:
-    """Return the sums of x `[n, V]` over all ids, `[n]`. The sums of blocks are added in
-    float64."""
+    """Return the sums of x `[n, V]` over all ids, `[n]`; sums of blocks are added in float64."""
     return sum_blocks(x).cumsum(-1, dtype=np.float64)[:, -1]
 
 
@@ -363,8 +362,8 @@ def softmax(
 
 
 def filter_ids(x: Floats, w: Floats, top_k: int, top_p: float, min_p: float) -> Any:
-    """Return for each id whether it remains after top-k, top-p and min-p, `[V]`, given its logit in
-    x and its mass in w. If top-p cuts through ids of equal logits, the highest of them remain."""
+    """Return a mask `[V]` of the ids that remain after top-k, top-p and min-p. x: logits `[V]`; w:
+    masses `[V]`. If top-p cuts through ids of equal logits, the highest of these ids remain."""
     order, num_kept = np.lexsort((np.arange(len(x)), x))[::-1], len(x)
     total = float(sum_mass(w[None])[0])
     if 0 < top_k < len(x):
@@ -405,9 +404,9 @@ def residual(p: Floats, q: Floats | None, x: int, a: float) -> Floats:
 def compute_acceptance(
     rule: str, p: Floats, q: Floats | None, x: list[int]
 ) -> tuple[Any, list[float]]:
-    """Return for each draft token i of a sequence the probability P(n > i) that it is accepted, and
-    for each n the factor of p in the residual, by the acceptance method `rule`. p: `[G+1, V]`; q:
-    `[G, V]`, or None if the draft tokens x `[G]` are certain."""
+    """Return two lists for the acceptance method `rule`: the probability P(n > i) that draft token
+    i is accepted, for each i; and the factor of p in the residual, for each number n of accepted
+    tokens. p: `[G+1, V]`; q: `[G, V]`, or None if the draft tokens x `[G]` are certain."""
     G = len(x)
     px = [float(p[i, x[i]]) for i in range(G)]
     qx = [1.0 if q is None else float(q[i, x[i]]) for i in range(G)]
@@ -428,9 +427,9 @@ def compute_acceptance(
 def verify(
     rule: str, p: Floats, q: Floats | None, x: list[int], accept: float, following: float
 ) -> tuple[int, int, Any, float]:
-    """Verify the draft tokens x of a sequence. Return how many are accepted, the token after them,
-    the sums of min(p, q) at each draft token, and the mass of the distribution that the token was
-    drawn from."""
+    """Verify the draft tokens x of a sequence. Return the number of accepted tokens, the token
+    after the accepted ones, the sum of min(p, q) at each draft token, and the mass of the
+    distribution from which the token after the accepted ones was drawn."""
     survival, a = compute_acceptance(rule, p, q, x)
     n = int((accept < survival).sum())
     t, total = 0, 0.0

@@ -55,8 +55,8 @@ def softmax(
         top_k: Number of most probable ids that remain; ids as probable as the last of them also
             remain. 0: all.
         top_p: The most probable ids remain, until their mass reaches top_p; among equally probable
-            ids, the highest ids.
-        min_p: Ids remain if their probability is at least min_p times the largest.
+            ids, the highest ids remain.
+        min_p: Ids remain if their probability is at least min_p times the largest probability.
 
     Returns:
         `[..., V]`; NaN for rows with NaN, with +inf, or with only -inf.
@@ -92,8 +92,8 @@ def draw(distributions: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         uniforms: Random numbers, `[B]`, float64, in [0, 1).
 
     Returns:
-        The ids, and the masses (sums) of the distributions, `[B]` each. If a mass is not a positive
-        number, its id is arbitrary.
+        The ids `[B]`, and the masses (sums) of the distributions, `[B]`. If a mass is not a
+        positive number, the id of that distribution is arbitrary.
     """
     B, V = distributions.shape
     ids, masses = torch.empty(B, dtype=torch.int64), torch.empty(B, dtype=torch.float64)
@@ -129,7 +129,8 @@ def verify(
             [0, 1).
 
     Returns:
-        The number of accepted tokens of each row, the token after them, betas and masses.
+        For each row, the number of accepted tokens, the token after the accepted ones, the betas
+        and the mass.
 
     Raises:
         InputError: A draft token is not in the vocabulary.
@@ -158,8 +159,8 @@ def verify(
 
 
 def count_threads() -> int:
-    """Return the number of threads for the kernels: torch's number, but at most the number of
-    processors that this process may use."""
+    """Return the number of threads for the kernels: torch's number of threads, but at most the
+    number of processors that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(torch.get_num_threads(), allowed or 1, 256))  # MOST_THREADS of team.h
 
@@ -186,8 +187,8 @@ def _choose_instruction_set(requested: str | None) -> bytes:
 
 
 def _make_matrix(x: Tensor) -> tuple[Tensor, MatrixRecord]:
-    """Return the kernels' struct of a tensor `[..., V]`, and before it the tensor that owns the
-    memory: x itself, or a contiguous copy if two strides cannot describe the rows of x."""
+    """Return a tensor and its struct for the kernels. The tensor is x, `[..., V]`, or a contiguous
+    copy of x if two strides cannot describe the rows of x."""
     if x.dim() > 3 or x.stride(-1) != 1:
         x = x.contiguous().view(-1, x.shape[-1]) if x.dim() > 3 else x.contiguous()
     inner = x.shape[-2] if x.dim() > 1 else 1

@@ -1,2 +1,2 @@
-"""Loading of models: folders, the hub, backends, drafts given by name. Does not depend on prompts
-and generates nothing."""
+"""Loads models from folders and from the hub on any backend, and drafts by name. Does not depend on
+prompts."""

@@ -1,5 +1,5 @@
-"""LoRA adapters (arXiv 2106.09685), saved by peft in a folder or on the hub; `merging` merges them
-into the target.
+"""LoRA adapters (arXiv 2106.09685), saved by peft in a folder or on the hub; `merging` merges
+adapters into the target.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MAX_MESSAGE_CHARS = 400  # peft's messages may list all modules
 
 def find_adapter(name: object) -> Path:
     """Return the folder of an adapter, downloaded from the hub if it is not local. Raises
-    InputError if there is no adapter or peft is missing, RefusedError if the adapter cannot be
-    merged."""
+    InputError if there is no adapter or peft is missing, RefusedError if the adapter is not of kind
+    LORA."""
     if not isinstance(name, str | Path):
         raise InputError(f"adapter is {format_value(name)}; give a folder or a hub id")
     path = expand_home(name)
@@ -30,23 +30,23 @@ def find_adapter(name: object) -> Path:
         config = parse_json((folder / ADAPTER_CONFIG_FILE).read_text())
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{name} holds no adapter: {ADAPTER_CONFIG_FILE}: {to_one_line(error)}"
+            f"{name} contains no adapter: {ADAPTER_CONFIG_FILE}: {to_one_line(error)}"
         ) from None
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise RefusedError(
-            f"the adapter {name} is of kind {kind}, and only LORA is supported; merge it into "
-            "its base model with peft"
+            f"the adapter {name} is of kind {kind}, and only LORA is supported; merge the adapter "
+            "into its base model with peft"
         )
     if not any((folder / file).is_file() for file in (SAFETENSORS_FILE, PICKLE_FILE)):
-        raise InputError(f"{name} holds no weights of an adapter; {SAFETENSORS_FILE} must be there")
+        raise InputError(f"{name} contains no weights of an adapter; add {SAFETENSORS_FILE}")
     if find_spec("peft") is None:
-        raise InputError("an adapter needs peft, which is missing; pip install 'foretoken[peft]'")
+        raise InputError("an adapter needs peft, not installed here; pip install 'foretoken[peft]'")
     return folder
 
 
 def expand_home(name: str | Path) -> str:
-    """Return the name of a folder or hub id with a leading ~ replaced by the home folder."""
+    """Return the name of a folder or a hub id; a leading ~ is replaced by the home folder."""
     try:
         return str(Path(name).expanduser()) if str(name).startswith("~") else str(name)
     except RuntimeError:  # no such user

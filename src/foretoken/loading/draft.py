@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 TOKENIZER_REMEDY = (
     "give the target's tokenizer as tokenizer= and the draft as a folder, or same_tokenizer=True "
-    "if equal ids are equal tokens in both"
+    "if equal ids are equal tokens in target and draft"
 )
 MIN_NAME_SIMILARITY = 0.75  # of 1: a draft name at least this close is taken for a typing error
 MIN_ROUNDED_PARAMETERS = 2_000_000  # rounding the weights of a smaller draft gains nothing
@@ -87,13 +87,13 @@ def _plan_target_copy(
 ) -> Callable[..., Drafter]:
     """Return a function that makes the drafter of "self:KIND", a copy of the target. `kind` is
     int4, int8 or layer indices such as "0-3,8"; None stands for "self". Raises InputError for any
-    other kind and for options that contradict it, RefusedError if the requested backend does not
-    share its KV cache."""
+    other kind and for options that contradict the kind, RefusedError if the requested backend does
+    not share its KV cache."""
     name, dtype = "self" if kind is None else f"self:{kind}", options.draft_dtype
     rounding = kind in ROUNDED_DTYPES
     layers = () if rounding or kind is None else _parse_layers(kind, target.facts.layers)
     if rounding and dtype not in (None, kind):
-        raise InputError(f"draft is {name!r}, but draft_dtype is {dtype!r}; leave one of them out")
+        raise InputError(f"draft is {name!r}, but draft_dtype is {dtype!r}; leave out draft_dtype")
     options.refuse("same_tokenizer", "draft_revision", because="the draft is the target's copy")
     if options.runtime != "auto":
         _require_shared_cache(options.runtime)
@@ -135,14 +135,14 @@ def _parse_layers(kind: str, num_layers: int) -> tuple[int, ...]:
         or len(layers) == num_layers
     ):
         raise InputError(
-            f"draft is {f'self:{kind}'!r:.60}; give some of the target's {num_layers} layers, 0 to "
-            f"{num_layers - 1}, in order and not all"
+            f"draft is {f'self:{kind}'!r:.60}; give some but not all of the target's {num_layers} "
+            f"layers, 0 to {num_layers - 1}, in ascending order"
         )
     return tuple(layers)
 
 
 def is_import_path(draft: str) -> bool:
-    """Return whether `draft` has the form MODULE:ARGUMENT, the user's own module that makes a
+    """Return whether `draft` has the form MODULE:ARGUMENT, which names a user's module that makes a
     drafter."""
     module, colon, _ = draft.partition(":")
     return bool(colon) and all(part.isidentifier() for part in module.split("."))
@@ -151,8 +151,8 @@ def is_import_path(draft: str) -> bool:
 def import_drafter(draft: str) -> Callable[[LoadedTarget], Drafter] | None:
     """Import MODULE of a draft "MODULE:ARGUMENT", from the current folder or an installed package.
     Returns a function that makes the drafter for a loaded target; None if there is no such module.
-    Raises InputError if the module has no function `drafter`, and any exception that the module
-    itself raises."""
+    Raises InputError if the module has no function `drafter`, and all errors of the module's own
+    code."""
     name, _, argument = draft.partition(":")
     module = _import_module(name)
     if module is None:
@@ -187,7 +187,7 @@ def _make_drafter(
     result = make(argument, target)
     if isinstance(result, type) or not hasattr(result, "propose"):
         raise InputError(
-            f"draft is {draft!r:.100}, but its function {MAKER_FUNCTION} returned "
+            f"draft is {draft!r:.100}, but the module's function {MAKER_FUNCTION} returned "
             f"{format_value(result)}; return a Drafter"
         )
     drafter = require_drafter(result)
@@ -195,7 +195,8 @@ def _make_drafter(
     return drafter
 
 
-# Functions that plan the drafter of each name. After a name that ends in ":" comes an argument
+# For each name, a function that checks options and returns a function that makes the drafter. An
+# argument follows a name that ends in ":"
 DRAFTS_BY_NAME: dict[str, Callable[[str, TargetInfo, LoadOptions], Callable[..., Drafter]]] = {
     "self": lambda kind, target, options: _plan_target_copy(None, target, options),
     "self:": _plan_target_copy,
@@ -255,7 +256,7 @@ def _resolve_hidden_state_draft(
 ) -> PendingDraft:
     """Return a draft that uses the target's hidden states. `draft` None stands for the target's own
     layer for multi-token prediction."""
-    # imported late: it imports transformers' networks, which takes seconds; others need none
+    # imported late: it imports transformers' networks, which takes seconds; other drafts need none
     from foretoken.loading.hidden_state_drafts import prepare_draft, prepare_mtp
 
     options.refuse("same_tokenizer", because="the draft has the target's tokens")
@@ -270,9 +271,9 @@ def _refuse_model_options(name: str, options: LoadOptions) -> None:
 def _resolve_named_draft(
     draft: str, target: TargetInfo, options: LoadOptions
 ) -> Callable[[LoadedTarget], Drafter] | None:
-    """Return a function that makes the drafter of this name; None if it is not a drafter's name, so
-    it must be a model's. Raises InputError for a name that looks mistyped, with a list of all
-    names, and the errors of `import_drafter`."""
+    """Return a function that makes the drafter called `draft`; None if `draft` is not the name of a
+    drafter and so must be the name of a model. Raises InputError, with a list of all names, for a
+    name that looks mistyped, and the errors of `import_drafter`."""
     name, colon, rest = draft.partition(":")
     if name + colon in DRAFTS_BY_NAME:
         if name != "self":
@@ -294,7 +295,7 @@ def _resolve_named_draft(
         )
     if is_import_path(draft):
         raise InputError(
-            f"draft is {draft!r:.100}, but there is no module {name}; give one that can be "
+            f"draft is {draft!r:.100}, but there is no module {name}; give a module that can be "
             "imported (from the current folder or an installed package), or a model's folder or "
             "hub id"
         )
@@ -316,7 +317,7 @@ def _load_model_draft(
         target.facts.V,
     )
     if not is_loaded_here:
-        options.refuse("draft_dtype", because=f"{name} is in memory and keeps its dtype")
+        options.refuse("draft_dtype", because=f"{name} is in memory, so its dtype is fixed")
     if not facts.encoder_decoder and not same_tokenizer:
         dictionary = make_dictionary((name, tokenizer, facts.V), (target.name, target.tokenizer, V))
         if dictionary is not None:
@@ -349,14 +350,14 @@ def _require_kind(name: str, encoder_decoder: bool, target: TargetInfo) -> None:
 
 
 def _require_ids(tokenizer: PreTrainedTokenizerBase | None, *models: tuple[str, int]) -> None:
-    """Raise RefusedError if one of the `models` (name and V) has fewer output rows than `tokenizer`
-    has ids. `same_tokenizer` declares that both models use this tokenizer."""
+    """Raise RefusedError if `tokenizer` has ids that are not below V for one of the `models` (pairs
+    of a name and V). `same_tokenizer` declares that both models use this tokenizer."""
     last = max(tokenizer.get_vocab().values(), default=-1) if tokenizer else -1
     for name, V in models:
         if V <= last:
             raise RefusedError(
                 f"same_tokenizer is True, but the tokenizer has ids up to {last}, and {name} has "
-                f"{V} output rows; give a draft of the target's tokenizer, or same_tokenizer=False"
+                f"{V} output rows; give a draft with the same tokenizer, or same_tokenizer=False"
             )
 
 

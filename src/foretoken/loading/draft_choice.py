@@ -1,9 +1,10 @@
-"""Choice of a target's draft, and of a draft's precision, when the caller of `load` gives none.
+"""Chooses a draft if the caller of `load` gives no draft, and a precision for a draft that is given
+without a precision.
 
 `Speculator.prepared` makes the choice, from costs and acceptance measured on the pair. Measuring
-converts drafts and takes up to minutes, so requests do not wait for it. The choice is stored, so
-that a command runs with the same draft each time, until weights, precision, versions or the machine
-change. Does not depend on how a model is built.
+converts drafts and takes up to minutes, so requests do not wait for the choice. The choice is
+stored, so that a command runs with the same draft each time, until weights, precision, versions or
+the machine change.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ log = logging.getLogger(__name__)
 
 DRAFT_CHOICES_FILE = "drafts.json"
 MIN_COPY_SPEEDUP = 1.05  # predicted speedup over plain decoding: a copy takes memory
-MIN_STEP_SECONDS = 1e-3  # of a plain step: in shorter steps, work outside the models dominates
+MIN_STEP_SECONDS = 1e-3  # without draft: in shorter steps, work outside the models dominates
 MIN_ROUNDING_SPEEDUP = 1.02  # predicted speedup of a rounded draft over the unrounded one
-# An int8 draft takes at least this times as long as an int4 draft; its alpha is at most this
+# Assumptions about an int8 draft: its minimum time relative to an int4 draft, and its maximum alpha
 MIN_INT8_TIME_RATIO, MAX_INT8_ALPHA = (1.3, 0.99)
 
 
 def choose_draft(lookup_spec: Speculator, target: LoadedTarget) -> Speculator:
-    """Return the Speculator that the stored choice selects: `lookup_spec`, or the target with
-    look-up for repeated text and a rounded copy of itself as drafter. Without a stored choice,
-    return `lookup_spec` with a `choose` that measures."""
-    if lookup_spec.target.runtime != "native":  # only native shares its KV cache with a copy
+    """Return the Speculator that the stored choice selects: `lookup_spec`, or a Speculator that
+    drafts by look-up in sequences that repeat themselves, else with a rounded copy of the target.
+    Without a stored choice, return `lookup_spec` with a `choose` that measures."""
+    if lookup_spec.target.runtime != "native":  # only the native backend shares its KV cache
         return lookup_spec
     make_copy_spec = cache(partial(_make_copy_spec, lookup_spec, target))
 
@@ -64,7 +65,7 @@ def choose_draft_dtype(
     spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]
 ) -> Speculator:
     """Return the Speculator that the stored choice selects: `spec`, whose draft is in `dtype`, or
-    `spec` with the draft that `make` returns for int8 or int4. Without a stored choice, return
+    `spec` with the drafter that `make` returns for int8 or int4. Without a stored choice, return
     `spec` with a `choose` that measures."""
     make_cached = cache(make)
 
@@ -72,7 +73,7 @@ def choose_draft_dtype(
         if not kind:
             return spec
         log.info(
-            "%s drafts in %s, which is faster; set draft_dtype to choose another",
+            "%s drafts in %s, which is faster; set draft_dtype to choose another dtype",
             get_base_name(spec.draft_name),
             kind,
         )
@@ -106,8 +107,8 @@ def _apply_stored_choice(
 
 
 def _measure_fastest_dtype(spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]) -> str:
-    """Return the rounded dtype with which the draft is predicted to give the most tokens a second;
-    "" if rounding gains nothing over its own `dtype`."""
+    """Return the rounded dtype in which the draft is predicted to give the most tokens per second;
+    "" if no rounded dtype is predicted to be faster than `dtype`, the draft's present dtype."""
     best, base = "", spec.costing.get_step_costs(DEFAULT_PARAMS)
     best_rate = _predict_tokens_per_second(base)
     for smaller_dtype in list_smaller_dtypes(dtype):
@@ -118,7 +119,7 @@ def _measure_fastest_dtype(spec: Speculator, dtype: str, make: Callable[[str], L
             break
         measured = rounded_spec.costing.get_step_costs(DEFAULT_PARAMS)
         # Measuring one sequence cannot distinguish two close acceptances. Rounding to int8 does not
-        # change acceptance; for int4, take the lower one
+        # change acceptance; for int4, take the lower of the two acceptances
         prior = (
             base.prior
             if smaller_dtype == "int8"
@@ -146,7 +147,7 @@ def _measure_fastest_copy(
             continue
         measured = copy_spec.costing.get_step_costs(DEFAULT_PARAMS)
         speedup = _predict_speedup(measured)
-        log.info("%s: %.2f times plain decoding is predicted", copy_spec.draft_name, speedup)
+        log.info("%s: predicted speedup over plain decoding: %.2f", copy_spec.draft_name, speedup)
         int8_costs = tuple((n, MIN_INT8_TIME_RATIO * seconds) for n, seconds in measured.draft)
         bound = _predict_speedup(replace(measured, draft=int8_costs, prior=(1.0, MAX_INT8_ALPHA)))
         if speedup > best_speedup:
@@ -155,7 +156,7 @@ def _measure_fastest_copy(
 
 
 def _make_copy_spec(lookup_spec: Speculator, target: LoadedTarget, kind: str) -> Speculator | None:
-    """Return a Speculator of the target with look-up and its copy in the dtype `kind` as drafter;
+    """Return a Speculator that drafts by look-up and with a copy of the target in the dtype `kind`;
     None if such a copy cannot be made."""
     name = f"self:{kind}"
     try:
@@ -168,12 +169,11 @@ def _make_copy_spec(lookup_spec: Speculator, target: LoadedTarget, kind: str) ->
 
 
 def _predict_speedup(measured: Costs) -> float:
-    """Return the predicted speedup over plain decoding."""
     return _predict_tokens_per_second(measured) * measured.step_seconds(0)
 
 
 def _predict_tokens_per_second(measured: Costs) -> float:
-    """Return the predicted tokens a second, from costs and the acceptance measured with them."""
+    """Return the predicted tokens per second, from costs and the acceptance in `measured.prior`."""
     return find_best_token_rate(
         AcceptanceEstimate(measured.prior), MAX_GAMMA, make_cost_table(measured, 1)
     )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The backend, device and precision requested for a model, as in `LoadOptions`."""
+    """The requested backend, device and precision of a model. For the values see `LoadOptions`."""
 
     dtype: str = "float32"
     device: torch.device = torch.device("cpu")
@@ -73,15 +73,15 @@ class ModelFacts:
         return self._model.structure if isinstance(self._model, ModelSource) else self._model
 
     def load_network(self, dtype: str, device: torch.device) -> PreTrainedModel:
-        """Return the network with its weights; a network in memory unchanged. Raises the errors of
-        `ModelSource.load_network`."""
+        """Return the network with its weights. A network in memory is returned unchanged. Raises
+        the errors of `ModelSource.load_network`."""
         if isinstance(self._model, ModelSource):
             return self._model.load_network(getattr(torch, dtype), device)
         return self._model
 
     def resolve_dtype(self, requested: str) -> str:
-        """Return the requested dtype; for "auto" and a model in files, the dtype in its config, or
-        float32 if it has none."""
+        """Return the requested dtype. For "auto" and a model in files, return the dtype in the
+        model's config, or float32 if the config has no dtype."""
         if requested != "auto" or self.source is None:
             return requested
         dtype = self.source.config.dtype

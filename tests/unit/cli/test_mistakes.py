@@ -85,7 +85,7 @@ MISTAKES = [
     ),
     ("generate hi --target ids.txt", "ids.txt is not a model file; give a model's"),
     ("generate hi --target model", "model is a GGUF file without the suffix .gguf; rename it to"),
-    ("generate hi --target target/config.json", "is one file of a model; give the folder that"),
+    ("generate hi --target target/config.json", "is one file of a model; give the model's folder"),
     # chat, of models here and of servers
     ("chat -q x --api-key k", "--api-key needs a server; add --url"),
     ("chat -q x", "has no chat template"),  # the pair that ships
@@ -160,7 +160,7 @@ MISTAKES = [
     ("serve --adapter x --adapter y", "--adapter gives two adapters without names"),
     ("serve --adapter x --adapter a=y", "x has no name, and there are other adapters"),
     ("serve --adapter novels=lora", "novels=lora has the target's name; give it another name"),
-    ("serve --adapter a=.", "holds no adapter: adapter_config.json: "),
+    ("serve --adapter a=.", "contains no adapter: adapter_config.json: "),
     ("serve --adapter a=lora --adapter b=no/at/all", "adapter is 'no/at/all'; give a"),
     ("serve --adapter a=lora --replicas 2", "serve one model only; start a server"),
     # doctor
@@ -251,7 +251,9 @@ def test_load_and_the_server_warn_of_what_is_missing(
             with pytest.raises(TypeError):
                 foretoken.load(base / name, "lookup")
     (told,) = caplog.messages
-    assert told.startswith("bare holds no tokenizer, so prompts must be token ids; give tokenizer=")
+    assert told.startswith(
+        "bare has no tokenizer, so prompts must be token ids; for string prompts"
+    )
     bare, plain = (SimpleNamespace(name="m", tokenizer=each) for each in (None, byte_level()))
     assert "--tokenizer" in describe_missing(bare)
     assert "m has no chat template" in describe_missing(plain)

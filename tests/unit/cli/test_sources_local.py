@@ -126,5 +126,8 @@ def test_what_cannot_be_is_told_at_once(spec):
         require_template(TEMPLATE, bare_known)
     with opened(bare) as source, pytest.raises(ForetokenError, match="tokenizer"):
         source.require({"stop_strings": ["a"]})
-    with opened(spec) as source, pytest.raises(InputError, match="the model holds 96"):
+    with (
+        opened(spec) as source,
+        pytest.raises(InputError, match="the model's context length is 96"),
+    ):
         answered(source, "It was " * 100)

@@ -84,7 +84,7 @@ def test_another_target_has_the_same_taps() -> None:
     other = assistants.running(assistants.target(V, seed=5))
     assert other.capabilities.shared_kv
     assert drafter.with_target(other).network.target is other
-    with pytest.raises(InputError, match="does not expose .*; give one that does"):
+    with pytest.raises(InputError, match="does not expose .*; give a target that does"):
         other = CausalModel(tiny.llama(V))
         other.tap((0, FINAL_TAP))
         drafter.with_target(other)

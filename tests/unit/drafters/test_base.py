@@ -86,7 +86,7 @@ def test_with_rewind_they_stand_in_cascades_and_mixtures(kind) -> None:
 
 @pytest.mark.parametrize("kind", [FourAlone, OfTheProtocolForth])
 def test_without_rewind_they_do_not(kind) -> None:
-    says = f"^{kind.__name__} cannot rewind, but the parts of .*; give it a method rewind"
+    says = f"^{kind.__name__} cannot rewind, but the parts of .*; define a method rewind"
     with pytest.raises(RefusedError, match=says):
         CascadeDrafter(table(), kind())
     with pytest.raises(RefusedError, match=says):

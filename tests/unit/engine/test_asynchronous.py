@@ -121,7 +121,7 @@ def test_the_end_ends_streams_and_nothing_begins_behind_it() -> None:
         async with AsyncEngine(speculator()) as engine:
             open_ = engine.stream([1], LONG, gamma=2)
             await anext(open_)
-        with pytest.raises(InputError, match="^the engine is closed; make another one"):
+        with pytest.raises(InputError, match="^the engine is closed; make another engine"):
             async for _ in open_:
                 pass
         with pytest.raises(InputError, match="^the engine does not run; use it within"):
@@ -163,7 +163,7 @@ def test_one_that_is_never_entered_has_nothing() -> None:
     async def work() -> None:
         async with AsyncEngine(spec) as engine:
             assert engine.stats().running == 0
-            with pytest.raises(InputError, match="have an engine; close it first"):
+            with pytest.raises(InputError, match="have an engine; close that engine first"):
                 async with unused:
                     pass
         with pytest.raises(InputError, match="entered before"):

@@ -117,7 +117,7 @@ STEP = StepRecord(0, (), 0, (1,), (), 0, 0.0, 0.0, 0.0, 1)
         (PartialOutput([5]), r"begun's steps are \[5\]; give"),
         (
             PartialOutput([replace(STEP, new_tokens=(10**6,))]),
-            "begun holds the id 1000000; ids must be in",
+            "begun has the id 1000000; ids must be in",
         ),
     ],
 )  # fmt: skip
@@ -222,7 +222,9 @@ def test_a_drafter_that_cannot_start_a_row_fails_that_row_alone() -> None:
 def test_what_is_refused() -> None:
     spec = speculator()
     with Engine(spec, 1, max_waiting=1) as engine:
-        with pytest.raises(InputError, match="^these models have an engine; close it first"):
+        with pytest.raises(
+            InputError, match="^these models have an engine; close that engine first"
+        ):
             Engine(spec)
         engine.add([1], SAMPLING)
         engine.add([1], SAMPLING)
@@ -231,12 +233,12 @@ def test_what_is_refused() -> None:
         engine.abort(0)
         with pytest.raises(InputError, match="^a request has one prompt and one output, not 2"):
             engine.add([1], SamplingParams(1.0, num_return_sequences=2))
-        with pytest.raises(InputError, match="not 2; add each by itself"):
+        with pytest.raises(InputError, match="not 2; add one request for each output"):
             engine.add([[1], [2]], SAMPLING)
         with pytest.raises(InputError, match="^temprature is not an option of add; did you mean"):
             engine.add([1], temprature=1.0)  # pyright: ignore[reportCallIssue]
     for call in (engine.step, lambda: engine.add([1], SAMPLING)):
-        with pytest.raises(InputError, match="^the engine is closed; make another one"):
+        with pytest.raises(InputError, match="^the engine is closed; make another engine"):
             call()
     engine.close()
     with pytest.raises(InputError, match="^spec is 'gpt2'; give a Speculator"):
@@ -254,7 +256,7 @@ def test_max_length_counts_the_prompt() -> None:
         (last,) = (event for event in drained(engine) if event.completion)
         assert last.completion and len(last.completion.tokens) == 5
         with pytest.raises(
-            InputError, match="has 8 tokens, so max_length=8 leaves none to generate"
+            InputError, match="has 8 tokens, so max_length=8 leaves no room for new"
         ):
             engine.add([1] * 8, SAMPLING)
         assert not engine.waiting
@@ -274,7 +276,7 @@ def test_memory_is_stated_up_front() -> None:
     expected = [c.tokens for c in spec.generate([[1, i] for i in range(5)], SAMPLING, gamma=2)]
     with Engine(spec, kv_memory=64) as engine:
         ids = [engine.add([1, i], SAMPLING, gamma=2, seed=(0, i)) for i in range(5)]
-        with pytest.raises(InputError, match="prompt of 30 tokens and up to 12 new ones take 84"):
+        with pytest.raises(InputError, match="prompt of 30 tokens and up to 12 new tokens take 84"):
             engine.add([1] * 30, SAMPLING)
         texts = {e.id: e.completion.tokens for e in drained(engine) if e.completion}
         assert [texts[id] for id in ids] == expected

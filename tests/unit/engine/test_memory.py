@@ -65,7 +65,9 @@ def test_sources_and_drafts_count() -> None:
 def test_what_can_never_fit_is_said_with_the_numbers() -> None:
     memory = KVCacheBudget([SizedTable(2), SizedTable(1), LookupDrafter()], 30)
     memory.require_fit(row(4, 6))
-    with pytest.raises(InputError, match="prompt of 4 tokens and up to 7 new ones take 33 bytes, "):
+    with pytest.raises(
+        InputError, match="prompt of 4 tokens and up to 7 new tokens take 33 bytes, "
+    ):
         memory.require_fit(row(4, 7))
     with pytest.raises(InputError, match="kv_memory is 2 bytes, but one token takes 3"):
         KVCacheBudget([SizedTable(2), SizedTable(1)], 2)

@@ -87,7 +87,7 @@ def test_what_cannot_be_merged_is_said_in_a_line(tmp_path: Path) -> None:
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     options: dict[str, Any] = {"adapter": adapter, "runtime": "transformers"}
     refused(RefusedError, "holds an adapter", adapter, "lookup")
-    refused(InputError, "holds no adapter: adapter_config.json: ", base, "lookup", adapter=base)
+    refused(InputError, "contains no adapter: adapter_config.json: ", base, "lookup", adapter=base)
     refused(InputError, "adapter is 3", base, "lookup", adapter=3)
     refused(InputError, "the target is in memory", build("Llama"), "lookup", adapter=adapter)
     weights = load_file(adapter / "adapter_model.safetensors")
@@ -152,7 +152,7 @@ def test_a_folder_without_one_is_told_before_anything_is_loaded(
     tmp_path: Path, console: Run, command: tuple[str, ...]
 ) -> None:
     shown = console(*command, "--adapter", tmp_path)
-    mistake(shown, "holds no adapter: adapter_config.json: ")
+    mistake(shown, "contains no adapter: adapter_config.json: ")
 
 
 @pytest.mark.filterwarnings("ignore")  # of peft, as it is made
@@ -192,7 +192,7 @@ def test_a_model_with_an_adapter_for_its_sounds(tmp_path: Path) -> None:
     for gamma in (0, 3):
         (out,) = spec.generate(inputs, max_new_tokens=8, gamma=gamma)
         assert out.tokens == made[0, inputs["input_ids"].shape[1] :].tolist()
-    with pytest.raises(InputError, match="prompt 0 is text alone"):
+    with pytest.raises(InputError, match="prompt 0 is only text"):
         spec.generate([[5, 6, 7]], max_new_tokens=4)
     with pytest.raises(RefusedError, match="guidance takes token ids only"):
         spec.guided(2.0)

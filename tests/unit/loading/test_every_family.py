@@ -46,8 +46,8 @@ MESSAGES = (
     rf"configuration whose window is the whole context|{INSTEAD_})",
     rf"{FAMILY} has no output layer; give a model with a language model head",
     # of prompts with media
-    r"prompt \d holds [\w, ]+: its generate changes the prompt that it is given; "
-    "give (text|its processor's output for an image or audio)",
+    r"prompt \d contains [\w, ]+: its generate changes the prompt that it is given; "
+    "give (text|the output of the target's processor for an image or audio)",
 )
 FORMS = [*families.FORMS]  # the best first
 RESULTS = json.loads(families.RESULT.read_text())

@@ -85,7 +85,10 @@ def test_it_drafts_and_the_texts_are_the_targets(here: Path, argument: str) -> N
 
 def test_mistakes_are_one_line(here: Path) -> None:
     for draft, says in (
-        ("mydrafts.theirs:a", "there is no module mydrafts.theirs; give one that can be imported"),
+        (
+            "mydrafts.theirs:a",
+            "there is no module mydrafts.theirs; give a module that can be imported",
+        ),
         ("nowhere:a", "there is no module nowhere"),
         ("silentdraft:a", "the module silentdraft has no function drafter; define drafter"),
         ("mydrafts.ours:nothing", "its function drafter returned 5; return a Drafter"),

@@ -117,14 +117,14 @@ def test_a_seed_gives_one_text_whatever_ran_before(target, draft):
 
 
 INVALID: list[tuple[str, dict[str, str], type[ForetokenError], str]] = [
-    ("self:2", {}, InputError, "some of the target's 2 layers, 0 to 1"),
-    ("self:0-1", {}, InputError, "some of the target's 2 layers"),
+    ("self:2", {}, InputError, "not all of the target's 2 layers, 0 to 1"),
+    ("self:0-1", {}, InputError, "not all of the target's 2 layers"),
     ("self:1,0", {}, InputError, "in order"),
-    ("self:0-999999999999", {}, InputError, "some of the target's 2 layers"),
+    ("self:0-999999999999", {}, InputError, "not all of the target's 2 layers"),
     ("self:0,", {}, InputError, "give self, self:int4, self:int8, or self: and indices"),
     ("self:", {}, InputError, "'self:'; give self, self:int4, self:int8"),
     ("self:int3", {}, InputError, "'self:int3'; give self, self:int4"),
-    ("self:int4", {"draft_dtype": "int8"}, InputError, "'int8'; leave one of them out"),
+    ("self:int4", {"draft_dtype": "int8"}, InputError, "'int8'; leave out draft_dtype"),
     ("self", {"dtype": "int4"}, InputError, "weights are in int4 too; give a target of another"),
     ("self", {"runtime": "transformers"}, RefusedError, "give runtime='native'"),
     ("self", {"draft_dtype": "float16"}, RefusedError, "the native decoder has no float16"),

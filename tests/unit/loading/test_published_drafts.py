@@ -158,7 +158,7 @@ def test_drafts_that_do_not_fit(tmp_path: Path) -> None:
     refused(RefusedError, "of kind 'peagle', which is not supported", folder, draft)
     layers = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 2}
     draft = saved(tmp_path / "mtp", layers, x)
-    refused(RefusedError, "num_nextn_predict_layers 2; only 1 is supported", folder, draft)
+    refused(RefusedError, "num_nextn_predict_layers 2, but only 1 is supported", folder, draft)
     refused(RefusedError, "holds no layer for multi-token prediction", folder, "mtp")
     for draft in ("lookup", folder):
         says = "draft_taps is 'inputs', but .* does not use the target's"

@@ -210,7 +210,7 @@ def test_a_model_within_a_model_that_writes() -> None:
         both: Any = [inputs, changed]
         texts = spec.generate(both, max_new_tokens=NEW, gamma=3, ignore_eos=True)
         assert [c.tokens for c in texts] == wanted and wanted[0] != wanted[1]
-        with pytest.raises(InputError, match="is text alone, but the target"):
+        with pytest.raises(InputError, match="is only text, but the target"):
             spec.generate([[4, 5]], max_new_tokens=2)
 
 
@@ -328,14 +328,14 @@ def test_what_is_not_read() -> None:
     converted = replace(spec, target=TableModel(random_model(1, 100), 100))
     for asked, prompts, says in (
         (blind, inputs, "LlamaForCausalLM does not take pixel_values; give text"),
-        (converted, inputs, "reads ids only; give text, or load a model"),
-        (hears, [[4, 5]], "text alone, but the target needs an image or audio"),
+        (converted, inputs, "accepts only ids; give text, or load a model"),
+        (hears, [[4, 5]], "only text, but the target needs an image or audio"),
     ):
         with pytest.raises(InputError, match=says):
             asked.generate(prompts, max_new_tokens=2)
     with pytest.raises(InputError, match="prompt_logprobs"):
         spec.generate(inputs, max_new_tokens=2, prompt_logprobs=1)
-    with pytest.raises(InputError, match="prompts hold pixel_values, but only ids are accepted"):
+    with pytest.raises(InputError, match="prompts contain pixel_values, but only ids are accepted"):
         to_prompt_list(inputs)  # refused, not left out: a certificate is of texts
 
 

@@ -198,5 +198,7 @@ def test_a_text_that_the_draft_cannot_hold_is_said_first(tmp_path):
     of = make_pair(target, llama(V=V, context=9), None)
     with pytest.raises(InputError, match="a sequence has 10 tokens, but the draft's limit is 9"):
         taught(of, tmp_path)
-    with pytest.raises(InputError, match="prompt 0 has 4 tokens, the model holds 3"):
+    with pytest.raises(
+        InputError, match="prompt 0 has 4 tokens, but the model's context length is 3"
+    ):
         taught(make_pair(llama(V=V, context=3), llama(V=V), None), tmp_path)
