@@ -126,7 +126,7 @@ def _require_levels(samples: NDArray[Any], label: str) -> None:
 
 
 def _make_length_error(label: str, seconds: float, max_seconds: float) -> InputError:
-    return InputError(f"{label} lasts {seconds:.0f} s, over {max_seconds:g} s; give shorter audio")
+    return InputError(f"{label} lasts {seconds:.0f} s, the limit is {max_seconds:g} s; shorten it")
 
 
 def _to_floats(value: Any, label: str) -> NDArray[np.float32]:

@@ -78,11 +78,8 @@ def test_samples_themselves() -> None:
         (torch.zeros(9, requires_grad=True), "audio 2 cannot be converted to an array"),
         (torch.zeros(9, dtype=torch.bfloat16), "audio 2 cannot be converted to an array"),
         (np.full(9, 1e300), r"samples up to 1e\+300; scale the samples to -1 to 1"),
-        (tone(16_000) * 32_767, r"samples up to 3.28e\+04; scale the samples"),
-        (
-            saved(np.full((9, 4), 1e38), 16_000, sub="FLOAT"),
-            r"samples up to 1e\+38; scale the samples",
-        ),
+        (tone(16_000) * 32_767, r"samples up to 3.28e\+04; scale the"),
+        (saved(np.full((9, 4), 1e38), 16_000, sub="FLOAT"), r"samples up to 1e\+38; scale the"),
         (saved(np.full(9, np.nan), 16_000, sub="FLOAT"), "not finite"),
         (saved(tone(16_000), 16_000, "OGG")[:2000], "read: Supported file format but file is"),
     ],
@@ -97,7 +94,7 @@ def test_what_is_no_sound(value: Any, message: str) -> None:
 def test_a_file_that_was_cut_is_read_as_far_as_it_goes() -> None:
     whole = saved(tone(16_000), 16_000)
     assert 3000 < len(load_audio(whole[: len(whole) // 2], 16_000, "audio 2")) <= 8000
-    with pytest.raises(InputError, match="lasts 2 s, over 1 s"):
+    with pytest.raises(InputError, match="lasts 2 s, the limit is 1 s"):
         load_audio(tone(16_000, 2.0), 16_000, "audio 2", max_seconds=1)
 
 
@@ -120,7 +117,7 @@ def test_the_length_of_a_sound_is_that_of_its_samples(stated: int) -> None:
     whole[21] = whole[21] & 0xF0 | stated >> 32
     whole[22:26] = (stated % 2**32).to_bytes(4, "big")
     assert len(load_audio(bytes(whole), 16_000, "audio 2")) == 32_000
-    with pytest.raises(InputError, match="over 1 s; give shorter"):
+    with pytest.raises(InputError, match="the limit is 1 s"):
         load_audio(bytes(whole), 16_000, "audio 2", max_seconds=1)
     if not stated:
         assert len(load_audio(bytes(whole), 16_000, "audio 2", max_seconds=2)) == 32_000
