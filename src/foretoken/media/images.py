@@ -124,7 +124,6 @@ def _require_bytes(values: Any, label: str) -> Any:
 
 
 def _get_tiff_tags(image: Image) -> Mapping[int, Any]:
-    """Return the tags of a TIFF file; {} for other formats."""
     return getattr(image, "tag_v2", {})
 
 

@@ -362,7 +362,8 @@ class HiddenStateDraftModel(Model):
 
     def set_draft_pairs(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
         """Set the inputs of the next `chain`: N tokens, each with its row of the table `embeddings`
-        `[V, E]` and with its row of the target's hidden states, `states` `[N, W]`."""
+        `[V, E]` and with its row of the target's hidden states, `states` `[N, W]`. Raises
+        MemoryError."""
         raise NotImplementedError
 
 

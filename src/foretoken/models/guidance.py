@@ -106,7 +106,6 @@ class GuidedModel(Model):
 
     @property
     def _negative_length(self) -> int:
-        """The length of the negative prompt."""
         return len(self.negative) or 1
 
     def _count_second_tokens(self, seq: GuidedSequence) -> int:
