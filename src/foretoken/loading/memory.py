@@ -51,8 +51,8 @@ def get_free_bytes(device: torch.device) -> int | None:
 
 
 def require_memory(name: str, num_bytes: int, device: torch.device) -> None:
-    """Raise RefusedError, with both sizes, if `num_bytes` of weights times MEMORY_FACTOR exceed the
-    free memory of the device. `name` is the model's, for the message."""
+    """Raise RefusedError, which states both sizes, if `num_bytes` of weights times MEMORY_FACTOR
+    exceed the free memory of the device. `name`: name of the model, for the message."""
     free = get_free_bytes(device)
     if free is not None and num_bytes * MEMORY_FACTOR > free:
         raise RefusedError(

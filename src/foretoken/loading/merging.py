@@ -126,8 +126,8 @@ def _require_every_key(wrapped: Any, adapter: Path) -> None:
         if names:
             raise InputError(
                 f"the adapter {adapter} does not fit {type(wrapped.get_base_model()).__name__}: "
-                f"it {verb} {min(names)} ({len(names)} in all); give the model that it was "
-                "made for"
+                f"it {verb} {min(names)} ({len(names)} in all); give the model that the "
+                "adapter was made for"
             )
 
 

@@ -21,7 +21,7 @@ TARGET_VARIABLE = "FORETOKEN_TARGET"  # environment variable for the default tar
 
 
 class NamedPair(NamedTuple):
-    """The files of a target, and of its draft model if one ships with it."""
+    """The path of a target, and of the draft model that ships with the target, if any."""
 
     target: Path
     draft: Path | None
@@ -119,5 +119,5 @@ def get_asset(name: str) -> Path:
     assets, such as "target". Raises InputError if the folder is missing."""
     folder = Path(str(files("foretoken") / "assets" / name))
     if not (folder / "config.json").exists():
-        raise InputError(f"a model that ships is missing at {folder}; install the package again")
+        raise InputError(f"a model that ships is missing at {folder}; install foretoken again")
     return folder

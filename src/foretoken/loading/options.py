@@ -34,9 +34,9 @@ def list_smaller_dtypes(dtype: str) -> tuple[str, ...]:
 class LoadOptions:
     """Options of `foretoken.load` in addition to target and draft, checked on creation.
 
-    An option's `group` determines which commands take it: "origin" commands that load a model,
-    "reading" commands that load a target, "placing" commands that run a model, "target" commands
-    that generate, "pair" commands with a draft.
+    An option's `group` determines which commands take the option: "origin": all that load a model;
+    "reading": all that load a target; "placing": all that run a model; "target": all that generate;
+    "pair": all with a draft.
     """
 
     dtype: str = option(

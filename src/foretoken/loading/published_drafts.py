@@ -85,7 +85,7 @@ def get_cached_kind(name: str, revision: str | None) -> str | None:
 
 
 def _read_config(file: Path | None) -> dict[str, Any]:
-    """Return the config in a file; {} if it cannot be read. Loading it as a model then raises the
+    """Return the config in a file; {} if the file cannot be read: loading the model then raises the
     error."""
     try:
         config = parse_json(file.read_text()) if file else {}

@@ -218,8 +218,8 @@ class ModelSource:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if it cannot be read. Loading the model then raises the
-    error."""
+    """Return the JSON object in a file; {} if the file cannot be read: loading the model then
+    raises the error."""
     try:
         content = parse_json(file.read_text())
     except (OSError, ValueError):
@@ -322,7 +322,7 @@ def unwrap_model(model: object, name: str) -> object:
 
 def _require_weights(name: str, kind: str, report: dict[str, Any]) -> None:
     """Raise InputError if transformers' loading `report` lists weights that the files lack or have
-    in another shape: transformers initializes these at random."""
+    in another shape: transformers initializes such weights at random."""
     missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
     if missing:
         raise InputError(
@@ -401,7 +401,7 @@ def load_tokenizer(
     local = hub.is_folder(model)
     if local and not _has_any(model, TOKENIZER_FILES):
         if required:
-            raise InputError(f"{model} holds no tokenizer; give a folder or hub id of one")
+            raise InputError(f"{model} holds no tokenizer; give a folder with a tokenizer")
         return None
     try:
         options = {"revision": revision, "trust_remote_code": trust}

@@ -83,13 +83,12 @@ class LoadedTarget:
 
     @property
     def vocab_size(self) -> int:
-        """The number V of rows of the output layer, which a drafter's distributions must have
-        too."""
+        """The number V of rows of the output layer. Distributions of drafters need V entries."""
         return self.model.vocab_size
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer; None if the target has none. Prompts must then be token ids."""
+        """The tokenizer; None if the target has no tokenizer: prompts must then be token ids."""
         return self.info.tokenizer
 
     @property

@@ -41,7 +41,7 @@ INTEGER_DTYPE = re.compile(r"(torch\.)?(u?int\d+|[iu]\d+|bool)", re.IGNORECASE)
 
 class FolderWeights:
     """The weights in a folder. Its methods and properties raise InputError if the folder holds no
-    weights or they cannot be read."""
+    weights or the weights cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -160,8 +160,8 @@ class Benchmark:
         *,
         together: bool,
     ) -> Race:
-        """Run the rounds of one draft and batch size with a progress bar, and return those that
-        finished."""
+        """Run the rounds of one draft and batch size with a progress bar, and return the rounds
+        that finished."""
         repeats, batch_size = self.options.repeats, len(tasks) if together else 1
         with self.progress(draft, (repeats + 1) * len(turns)) as show:
 

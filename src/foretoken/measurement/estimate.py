@@ -153,7 +153,7 @@ def run_frequency_test(
 
 
 def run_correlation_test(name: str, unit: str, u: Sequence[Tensor], lags: int) -> HypothesisTest:
-    """Test whether uniform numbers of a tensor are uncorrelated if they are 1 to `lags` apart."""
+    """Test whether uniform numbers at distances from 1 to `lags` in a tensor are uncorrelated."""
     statistic, n = 0.0, sum(map(len, u))
     pairs = [
         [(12 * (x[lag:] - 0.5) * (x[: len(x) - lag] - 0.5)) for x in u if len(x) > lag]

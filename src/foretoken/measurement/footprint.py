@@ -88,8 +88,8 @@ def _count_bytes(num_weights: int, num_embedded: int, kind: torch.dtype, dtype: 
 def compute_drafter_footprint(
     drafter: Drafter, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
 ) -> Footprint:
-    """Return the sizes of a drafter's model; most sizes are unknown if it has no model. Arguments
-    as for `compute_model_footprint`."""
+    """Return the sizes of a drafter's model; most are unknown if the drafter has no model.
+    Arguments as for `compute_model_footprint`."""
     if drafter.model is not None:
         place = str(named_models.find_draft_folder(name) or name)
         model = compute_model_footprint(drafter.model, place, dtype, revision, trust=trust)

@@ -21,7 +21,7 @@ ROUNDED_COPIES = [("draft_dtype", f"self:{kind}") for kind in ROUNDED_DTYPES]
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """Keyword arguments of `Speculator.generate` with which a benchmark measured."""
+    """Keyword arguments of `Speculator.generate` that a benchmark used."""
 
     gamma: int | None
     rule: str

@@ -52,7 +52,7 @@ def load_image(value: Any, label: str, max_pixels: int | None = None) -> Image:
     opened = value if isinstance(value, Image.Image) else _open_image(value, label, max_pixels)
     width, height = opened.size
     if not width * height:
-        raise InputError(f"{label} has {width} x {height} pixels; give an image with pixels")
+        raise InputError(f"{label} has {width} x {height} pixels; give a larger image")
     if width * height > max_pixels:
         raise InputError(
             f"{label} has {width} x {height} pixels, more than {max_pixels:,}; give a smaller image"

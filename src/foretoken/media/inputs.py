@@ -85,8 +85,8 @@ def split_media(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
     """Return the media of each prompt in a processor's output.
 
     Args:
-        output: The processor's tensors by name: `input_ids [B, n]`, an attention mask if they are
-            padded, and the tensors of the media. With B > 1 prompts, each tensor must have B
+        output: The processor's tensors by name: `input_ids [B, n]`, an attention mask if the ids
+            are padded, and the tensors of the media. With B > 1 prompts, each tensor must have B
             entries.
         encodes: True for an encoder-decoder whose encoder takes all of these tensors, `input_ids`
             included.
@@ -152,8 +152,8 @@ def _is_per_token(name: str) -> bool:
 
 
 def _to_tensor(name: str, value: Any) -> Tensor:
-    """Return the value as a tensor `[n, ..]`. Raises InputError if it cannot be converted, or is a
-    single number."""
+    """Return the value as a tensor `[n, ..]`. Raises InputError if the value cannot be converted,
+    or is a single number."""
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):

@@ -73,8 +73,8 @@ class Capabilities:
 
     Attributes:
         tensors: Blocks may be a tensor on the device, so that the host need not know the tokens.
-        batch_invariant: Logits depend on the sequence alone, bit for bit, not on the batch or on
-            how the sequence is split into blocks.
+        batch_invariant: Logits depend only on the sequence: they are bitwise equal in any batch and
+            for any split of the sequence into blocks.
         media: Prompts may contain images and audio (`joining_media`, `find_media_problem`).
         prefix_cache: Sequences stay in the cache after they leave, and later sequences reuse common
             prefixes (`set_prefix_caching`, `set_salt`, `count_cached_tokens`, `num_cached_tokens`).
@@ -158,7 +158,7 @@ class Component:
 
 
 class Scorer(Component, ABC):
-    """The methods of a target that a decoding step uses, once its sequences have joined."""
+    """The methods of a target that a decoding step uses, after sequences have joined."""
 
     vocab_size: int  # size of the output layer, padding included
     device: torch.device = torch.device("cpu")
@@ -179,12 +179,12 @@ class Scorer(Component, ABC):
     @abstractmethod
     def set_lengths(self, lengths: list[int]) -> None:
         """Truncate each sequence b to its first lengths[b] tokens, to remove rejected draft tokens.
-        No length may exceed the present one."""
+        lengths[b] may not exceed the present length of sequence b."""
 
 
 class Model(Scorer):
-    """A target or draft model: the methods that every backend implements, and defaults for those
-    that only some implement."""
+    """A target or draft model: the methods that every backend implements, and defaults for the
+    methods that only some backends implement."""
 
     context: int | None = None  # maximum length of a sequence in tokens; None: no limit
     encoder_decoder: bool = False
@@ -209,7 +209,7 @@ class Model(Scorer):
         """Add one sequence for each prompt after the present sequences, and prefill the prompts. A
         prompt may be empty.
 
-        `sources`: the token ids for the encoder, which runs once for each; None for decoder-only
+        `sources`: token ids for the encoder, one list for each sequence; None for decoder-only
         models.
         """
 
@@ -258,9 +258,9 @@ class Model(Scorer):
         For models whose logits depend on the prompt length."""
 
     def find_media_problem(self, media: Media) -> str | None:
-        """Return why the model cannot encode these media; None if it can. To find out, it encodes
-        the first media of each kind. A sequence with media must join with its whole prompt; for an
-        encoder-decoder, the media take the place of its source."""
+        """Return why the model cannot encode these media; None if it can. To find out, the model
+        encodes the first media of each kind. A sequence with media must join with its whole prompt;
+        for an encoder-decoder, the media take the place of its source."""
         return "it reads ids only"
 
     @cached_property

@@ -71,8 +71,8 @@ class FixedCache(RaggedCache):
 
 class RecordingGuard(TorchDispatchMode):
     """Refuses operations that a CUDA graph cannot contain: operations whose shapes depend on data,
-    that make the host wait, or that copy between host and device. Raises RefusedError, with the
-    name `owner` of the model."""
+    that make the host wait, or that copy between host and device. Raises RefusedError, which
+    names the model `owner`."""
 
     BARRED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
@@ -148,7 +148,7 @@ class GraphModel(Model):
 
     def __init__(self, model: PreTrainedModel, compiled: bool = False) -> None:
         if model.config.is_encoder_decoder:
-            raise RefusedError("graphs serve decoder-only models; give runtime='transformers'")
+            raise RefusedError("graphs support no encoder-decoders; give runtime='transformers'")
         self.eager = CausalModel(model)
         self.model, self.device = model, self.eager.device
         self.compute_dtype = self.eager.compute_dtype

@@ -54,7 +54,7 @@ def find_refusal(model: ModelFacts, placement: Placement) -> str | None:
 
 def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
     """Return the model, loaded from its cached conversion, and remarks on how it runs. If no
-    conversion is cached, it is made first."""
+    conversion is cached, one is made first."""
     with _save_refusals(model, placement):
         converted = _make_conversion(model, _choose_dtype(model, placement))
         return replace(converted, taps=placement.taps).load_model(), ["it passed the self-check"]
@@ -119,8 +119,8 @@ def make_companion(
 
 
 def describe_abilities() -> str:
-    """Return the instruction set and dtypes of the native decoder on this machine, or why it cannot
-    run."""
+    """Return the instruction set and dtypes of the native decoder on this machine, or why the
+    decoder cannot run."""
     try:
         require_library()
         return f"runs on {library.choose_instruction_set()}, {', '.join(conversion.NATIVE_DTYPES)}"

@@ -56,8 +56,8 @@ def place(model: ModelFacts, placement: Placement) -> PlacedModel:
 
 
 def _list_candidates(model: ModelFacts, placement: Placement) -> tuple[list[str], list[str]]:
-    """Return the backends to try, in order, and a list that holds the reason if torch is tried
-    first. Raises RefusedError for a precision that the requested backend lacks."""
+    """Return the backends to try, in order, and a list with the reason if torch is tried first,
+    else []. Raises RefusedError for a precision that the requested backend lacks."""
     requested, is_rounded = placement.runtime, placement.dtype in ROUNDED_DTYPES
     if model.source is not None and model.source.has_own_adapter:
         if requested not in ("auto", "transformers") or is_rounded:

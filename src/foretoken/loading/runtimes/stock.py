@@ -37,8 +37,8 @@ def find_refusal(model: ModelFacts, placement: Placement) -> str | None:
 
 
 def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
-    """Return the model, and remarks on how it runs. Raises RefusedError if it cannot expose hidden
-    states at the taps, or does not run in its precision."""
+    """Return the model, and remarks on how it runs. Raises RefusedError if the model cannot expose
+    hidden states at the taps, or does not run in its precision."""
     network = model.load_network(placement.dtype, placement.device)
     form, notes = model.form_on_torch or _find_exact_form(network)
     remarks = [*notes]
@@ -51,7 +51,7 @@ def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
     if placement.taps:
         if not running.capabilities.taps:
             raise RefusedError(
-                f"{type(network).__name__} runs in {form.name}, and so does not expose the hidden "
+                f"{type(network).__name__} runs with {form.name}, so it does not expose the hidden "
                 "states that the draft uses; give another draft"
             )
         running.tap(placement.taps)
@@ -94,5 +94,5 @@ def require_precision(network: PreTrainedModel, form: CheckedBackend) -> None:
         dtype = str(network.dtype).removeprefix("torch.")
         raise RefusedError(
             f"{type(network).__name__} does not run in {dtype} on {network.device}: its code "
-            f"raised {log_error_kind(error)}; give dtype='float32', or, in memory, model.float()"
+            f"raised {log_error_kind(error)}; give dtype='float32' (in memory: model.float())"
         ) from error

@@ -200,7 +200,7 @@ def _write_network(
 ) -> dict[str, Any]:
     """Write the weights of a decoder or an encoder; return its description, in which "ropes" is
     still empty. shared: The result of `_write_embeddings` for another network with equal
-    embeddings; None: write them."""
+    embeddings; None: write the embeddings."""
     head, pairs = decoder.head and writer.append_weight([decoder.head], 8), decoder.pairs
     embeddings, factor = shared or (None, 1.0)
     if not shared and (vectors := _get_vectors(decoder)):

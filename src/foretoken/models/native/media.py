@@ -306,8 +306,8 @@ def _make_mask_refusal() -> RefusedError:
 
 
 def collect_added_states(given: dict[str, Any], n: int) -> dict[int, Tensor]:
-    """Return the states `[n, H]` to add to the output of each layer (Qwen3-VL's image features), by
-    layer; given: the arguments of transformers' decoder."""
+    """Return, by layer, the states `[n, H]` to add to the layer's output (Qwen3-VL's image
+    features). given: the arguments of transformers' decoder."""
     features, positions = given.get("deepstack_visual_embeds"), given.get("visual_pos_masks")
     if features is None:
         return {}

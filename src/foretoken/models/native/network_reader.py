@@ -588,8 +588,8 @@ class NetworkReader:
         raise self.make_refusal(f"unknown norm {type(part).__name__}")
 
     def _read_slopes(self, heads: int) -> Floats | None:
-        """Return ALiBi's slopes; None if the family does not use ALiBi. Raises RefusedError if its
-        biases are not linear in the position."""
+        """Return ALiBi's slopes; None if the family does not use ALiBi. Raises RefusedError if
+        ALiBi's biases are not linear in the position."""
         if hasattr(self.base, "build_mpt_alibi_tensor"):
             table = self.base.build_mpt_alibi_tensor(heads, NUM_ALIBI_TRIAL_POSITIONS)
         elif hasattr(self.base, "build_alibi_tensor"):
@@ -715,8 +715,8 @@ class NetworkReader:
         return not torch.equal(*made), bool(norm_inputs) and not torch.equal(*norm_inputs)
 
     def find_part(self, part: Any, names: tuple[str, ...], what: str) -> Any:
-        """Return the module in `part` that has one of these names. Raises RefusedError, which calls
-        the module `what`, if there is none."""
+        """Return the module in `part` that has one of these names. Raises RefusedError if there is
+        none. what: Name of the module in the message."""
         name = next((name for name in names if hasattr(part, name)), None)
         if name is None:
             raise self.make_refusal(f"no {what} of a known name")
