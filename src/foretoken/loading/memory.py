@@ -29,7 +29,7 @@ def require_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, ImportError, TypeError) as error:
         raise InputError(f"device {name!r:.60} cannot be used: {to_one_line(error)}") from None
     if device.type == "meta":
-        raise InputError("device 'meta' holds no numbers; give 'cpu' or 'cuda'")
+        raise InputError("device 'meta' stores no values; give 'cpu' or 'cuda'")
     return device
 
 
@@ -51,8 +51,8 @@ def get_free_bytes(device: torch.device) -> int | None:
 
 
 def require_memory(name: str, num_bytes: int, device: torch.device) -> None:
-    """Raise RefusedError, with both sizes, if `num_bytes` of weights times MEMORY_FACTOR exceed the
-    free memory of the device. `name` is the model's, for the message."""
+    """Raise RefusedError, which states both sizes, if `num_bytes` of weights times MEMORY_FACTOR
+    exceed the free memory of the device. `name`: name of the model, for the message."""
     free = get_free_bytes(device)
     if free is not None and num_bytes * MEMORY_FACTOR > free:
         raise RefusedError(
@@ -64,7 +64,7 @@ def require_memory(name: str, num_bytes: int, device: torch.device) -> None:
 
 def _get_cgroup_free_bytes() -> int | None:
     """Return the bytes that this process's control group, version 2 or 1, may still allocate; None
-    without a limit."""
+    if there is no limit."""
     for limit, used, idle in CGROUP_FILES:
         values = [*_read_lines(CGROUP_ROOT / limit), *_read_lines(CGROUP_ROOT / used)]
         if len(values) == 2 and all(value.isdigit() for value in values):

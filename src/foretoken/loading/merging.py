@@ -38,7 +38,7 @@ def require_fit(structure: PreTrainedModel, adapter: Path) -> None:
     with _refuse_peft_errors(structure, adapter):
         network: Any = deepcopy(structure)  # peft modifies it
         config: Any = peft.PeftConfig.from_pretrained(str(adapter))
-        config.init_lora_weights = False  # some initializations compute with the base's weights
+        config.init_lora_weights = False  # some initializations need the weights
         with torch.device("meta"):
             wrapped = peft.PeftModel(network, config)
         _require_every_key(wrapped, adapter)
@@ -55,9 +55,9 @@ def merge_adapter(network: PreTrainedModel, adapter: Path) -> PreTrainedModel:
 
 def merge_own_adapter(network: PreTrainedModel) -> PreTrainedModel:
     """Merge the adapter that the model's own files include, and return the network. transformers
-    has loaded the adapter, and the model's `generate` would turn it off for input without audio, so
-    the merged network is exact only for input with audio. Raises InputError if the adapter or peft
-    is missing."""
+    has loaded the adapter, and the model's `generate` would turn the adapter off for input without
+    audio, so the merged network is exact only for input with audio. Raises InputError if the
+    adapter or peft is missing."""
     changed: Any = network
     if not getattr(changed, "_hf_peft_config_loaded", False):
         raise InputError(
@@ -92,7 +92,7 @@ def _refuse_peft_errors(network: PreTrainedModel, adapter: Path) -> Iterator[Non
     except Exception as error:  # peft raises many types
         problem = f"the adapter {adapter} does not fit {type(network).__name__}"
         raise InputError(
-            f"{problem}: {adapters.take_first_sentence(error)}; give an adapter of this base"
+            f"{problem}: {adapters.take_first_sentence(error)}; give an adapter made for this model"
         ) from None
 
 
@@ -106,28 +106,28 @@ def _read_shapes(adapter: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _require_every_key(wrapped: Any, adapter: Path) -> None:
-    """Raise InputError if the adapter's file lacks a weight (peft would leave it random), or holds
-    a weight that the network does not have or has in another shape."""
+    """Raise InputError if a weight of the adapter is missing from its file (peft would leave the
+    weight random), is unknown to the network, or has another shape than in the network."""
     shapes = _read_shapes(adapter)
     state = _import_peft().get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     needed = {name: tuple(weight.shape) for name, weight in state.items()}
     surplus = {name for name in shapes.keys() - needed if "lora" in name}
     misshapen = {
-        f"{name} as {shapes[name]}, not {needed[name]}"
+        f"{name} in shape {shapes[name]}, not {needed[name]}"
         for name in shapes.keys() & needed
         if shapes[name] != needed[name]
     }
     kinds = (
         (needed.keys() - shapes, "lacks"),
-        (surplus, "holds the unknown"),
-        (misshapen, "holds"),
+        (surplus, "has the unknown weight"),
+        (misshapen, "has"),
     )
     for names, verb in kinds:
         if names:
             raise InputError(
                 f"the adapter {adapter} does not fit {type(wrapped.get_base_model()).__name__}: "
-                f"it {verb} {min(names)} ({len(names)} such); give the base model that it was "
-                "made for"
+                f"it {verb} {min(names)} ({len(names)} in all); give the model that the "
+                "adapter was made for"
             )
 
 
@@ -140,6 +140,6 @@ def _require_untied_embeddings(wrapped: Any, adapter: Path) -> None:
     if tied and any(hasattr(table, "lora_A") for table in tables):
         raise RefusedError(
             f"the adapter {adapter} changes embeddings that {type(network).__name__} shares with "
-            "its output layer, and a merge would change both; untie them and merge the adapter "
-            "with peft"
+            "its output layer, and a merge would change both; untie the two layers, then merge "
+            "the adapter with peft"
         )

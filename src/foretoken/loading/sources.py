@@ -142,7 +142,7 @@ class ModelSource:
 
     def list_custom_code(self) -> list[str]:
         """Return the source code of the model's classes that are not transformers' own, as part of
-        the cache key of conversions. For a GGUF file, which has none, this is a version mark."""
+        the cache key of conversions. For a GGUF file, returns a version mark instead."""
         if self.gguf:
             return ["all ends of the file"]  # earlier conversions of a GGUF file had one end token
         if not self.trust:
@@ -218,8 +218,8 @@ class ModelSource:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if it cannot be read. Loading the model then raises the
-    error."""
+    """Return the JSON object in a file; {} if the file cannot be read: loading the model then
+    raises the error."""
     try:
         content = parse_json(file.read_text())
     except (OSError, ValueError):
@@ -232,17 +232,17 @@ def find_source(
 ) -> ModelSource:
     """Return the source of a model, without loading weights. `name` is a folder, a GGUF file or a
     hub id; `adapter`, unless None, is an adapter to merge into the model. Raises InputError if
-    there is no such model, RefusedError if `name` is an adapter itself, or a model with its own
-    adapter and `adapter` is a second one."""
+    there is no such model, RefusedError if `name` is itself an adapter, or if `adapter` is given
+    for a model that has an adapter of its own."""
     path, options = hub.resolve_path(name), {"revision": revision, "trust_remote_code": trust}
     if hub.is_folder(path) and (Path(path) / adapters.ADAPTER_CONFIG_FILE).exists():
         if _read_json(Path(path) / "config.json").get("has_lora_adapter") is not True:
-            problem = f"{name} holds an adapter; give its base model, and adapter={path!r}"
+            problem = f"{name} is an adapter; give its base model, and adapter={path!r}"
             raise RefusedError(problem)
         adapters.find_adapter(path)  # raises an error with the remedy
         if adapter is not None:
             raise RefusedError(
-                f"{name} has an adapter of its own and supports no second one; leave adapter out"
+                f"{name} has its own adapter and supports no second adapter; leave out adapter"
             )
     adapter_folder = None if adapter is None else adapters.find_adapter(adapter)
     shown_name = named_models.get_shipped_name(name)
@@ -322,7 +322,7 @@ def unwrap_model(model: object, name: str) -> object:
 
 def _require_weights(name: str, kind: str, report: dict[str, Any]) -> None:
     """Raise InputError if transformers' loading `report` lists weights that the files lack or have
-    in another shape: transformers initializes these at random."""
+    in another shape: transformers initializes such weights at random."""
     missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
     if missing:
         raise InputError(
@@ -332,8 +332,8 @@ def _require_weights(name: str, kind: str, report: dict[str, Any]) -> None:
     if mismatched:
         key, shape, configured = mismatched[0]
         raise InputError(
-            f"{name} holds {key} as {tuple(shape)}, but its config gives {tuple(configured)}; "
-            f"give a config and weights of one {kind}"
+            f"{name} has {key} in shape {tuple(shape)}, but its config requires "
+            f"{tuple(configured)}; give the config and weights of the same {kind}"
         )
 
 
@@ -354,7 +354,7 @@ def _choose_auto_class(config: PreTrainedConfig, name: str, trust: bool) -> Any:
         if type(config) in auto._model_mapping or (trust and auto.__name__ in remote)
         if auto not in text_classes or config.is_encoder_decoder == (auto is text_classes[0])
     ]
-    # Some configs belong both to a class for text alone and to one that also takes images
+    # Some configs belong to two auto classes: one for text only, one for text and images
     named = {*(config.architectures or ())}
     for auto in candidates:
         class_names = auto._model_mapping._model_mapping.get(config.model_type, ())
@@ -401,7 +401,7 @@ def load_tokenizer(
     local = hub.is_folder(model)
     if local and not _has_any(model, TOKENIZER_FILES):
         if required:
-            raise InputError(f"{model} holds no tokenizer; give a folder or hub id with one")
+            raise InputError(f"{model} holds no tokenizer; give a folder with a tokenizer")
         return None
     try:
         options = {"revision": revision, "trust_remote_code": trust}
@@ -409,7 +409,7 @@ def load_tokenizer(
         needed = set(loaded.vocab_files_names.values())
         if local and needed and not _has_any(model, {*TOKENIZER_FILES[1:], *needed}):
             # without these files, transformers makes an empty tokenizer
-            raise OSError(f"there is none of {', '.join(sorted(needed))}")
+            raise OSError(f"the folder has none of {', '.join(sorted(needed))}")
         return loaded
     except Exception as error:
         if not local and not required:
@@ -440,8 +440,8 @@ def get_processor_loader(model: ModelSource) -> Callable[[], Any] | None:
 
 
 def _load_tokenizer(name: str | Path, options: dict[str, Any]) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that AutoTokenizer makes. The class that it chooses for a folder is
-    cached, because choosing imports the configs of all families, which takes a second."""
+    """Return the tokenizer that AutoTokenizer makes. The class of a folder's tokenizer is cached,
+    because AutoTokenizer imports the configs of all families to choose it, which takes a second."""
     local = hub.is_folder(name) and not options["trust_remote_code"]
     key = _compute_class_key(Path(name)) if local else ""
     module, _, kind = str(load_cached_values(TOKENIZER_CLASSES_FILE).get(key)).partition(":")

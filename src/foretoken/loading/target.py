@@ -44,7 +44,7 @@ def add_turn_ends(
     ids = cast(list[int], tokenizer.convert_tokens_to_ids(names))
     if ends.eos.intersection(ids):
         return ends, None
-    remark = f"the chat template ends turns with {names[-1]!r}, which eos_token_id does not name"
+    remark = f"the chat template ends turns with {names[-1]!r}, which is not in eos_token_id"
     if ids[-1] in find_turn_end_ids(get_special_ids(tokenizer)):
         return replace(ends, eos=ends.eos | {ids[-1]}), f"{remark}: it ends outputs as well"
     remedy = "if chats continue past a turn, add it in generation_config.json"
@@ -83,13 +83,12 @@ class LoadedTarget:
 
     @property
     def vocab_size(self) -> int:
-        """The number V of rows of the output layer, which a drafter's distributions must have
-        too."""
+        """The number V of rows of the output layer. Distributions of drafters need V entries."""
         return self.model.vocab_size
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer; None if the target has none. Prompts must then be token ids."""
+        """The tokenizer; None if the target has no tokenizer: prompts must then be token ids."""
         return self.info.tokenizer
 
     @property
@@ -181,7 +180,7 @@ class TargetEmbeddings:
 
     def _read_weight(self, weight: Any) -> Tensor | None:
         """Return the values of a weight of the structure, read from the target's files; None if the
-        target has no folder, if an adapter changes it, or if its files do not hold this weight."""
+        target is not in a folder, is changed by an adapter, or lacks this weight in its files."""
         folder, structure = self.facts.folder, self.facts.structure
         if folder is None or folder.adapter:
             return None

@@ -1,7 +1,7 @@
 """Draft models with another tokenizer than the target's. Their draft tokens are translated by the
 better of two methods, which is found by a trial on the loaded target.
 
-Both methods are those of Timor et al. 2025 (arXiv 2502.05202); see
+Both methods are from Timor et al. 2025 (arXiv 2502.05202); see
 `models.vocabularies.translated`.
 """
 
@@ -49,8 +49,8 @@ ModelVocabulary = tuple[str, "PreTrainedTokenizerBase | None", int]  # name, tok
 
 def make_dictionary(draft: ModelVocabulary, target: ModelVocabulary) -> VocabularyMap | None:
     """Return the map between the vocabularies of draft and target; None if equal ids are equal
-    tokens in both, or if a tokenizer is missing. Raises RefusedError if they share no token, or if
-    `Vocabulary.from_tokenizer` refuses a tokenizer."""
+    tokens in both, or if a tokenizer is missing. Raises RefusedError if the two vocabularies share
+    no token, or if `Vocabulary.from_tokenizer` refuses a tokenizer."""
     (name, draft_tokenizer, draft_V), (target_name, target_tokenizer, V) = draft, target
     if (
         draft_tokenizer is None
@@ -118,7 +118,7 @@ def _run_trial(target: LoadedTarget, drafter: LMDrafter, *, greedy: bool) -> _Tr
 
 
 def _log_choice(name: str, drafter: LMDrafter, trials: dict[tuple[bool, bool], _Trial]) -> None:
-    """Log the choice, and the draft's probability mass on tokens that the target has."""
+    """Log the chosen methods, and the draft's probability of tokens that the target has too."""
     model = drafter.model
     assert isinstance(model, TranslatedModel)
     sequences = trials[False, False].sequences

@@ -28,17 +28,20 @@ from foretoken.loading.hub import is_folder
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # or the index of each
+WEIGHT_FILES = (
+    "model.safetensors",
+    "pytorch_model.bin",
+)  # or an index: NAME.index.json
 LAYER_COUNT_FIELDS = ("num_hidden_layers", "num_layers", "num_encoder_layers", "num_decoder_layers")
 LAYER_COUNT_FIELDS += ("encoder_layers", "decoder_layers", "depth")
-MAX_LAYERS = 10_000  # limit for a model on the hub, whose weight files are not there to compare
+MAX_LAYERS = 10_000  # the limit if a model's weight files are not on this machine
 PLAIN_DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 INTEGER_DTYPE = re.compile(r"(torch\.)?(u?int\d+|[iu]\d+|bool)", re.IGNORECASE)
 
 
 class FolderWeights:
     """The weights in a folder. Its methods and properties raise InputError if the folder holds no
-    weights or they cannot be read."""
+    weights or the weights cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -56,7 +59,7 @@ class FolderWeights:
         except Exception as error:  # the libraries raise many types
             raise self._refusal(error) from None
         raise InputError(
-            f"{self.folder} holds no weights; {' or '.join(WEIGHT_FILES)} must be there"
+            f"{self.folder} holds no weights; it must contain {' or '.join(WEIGHT_FILES)}"
         )
 
     @property
@@ -138,8 +141,8 @@ def require_layer_count(name: str, config: PreTrainedConfig, dtypes: dict[str, s
                     else f"{MAX_LAYERS} is the limit"
                 )
                 raise InputError(
-                    f"{name} has {entry} {format_value(count)} in its config, but {held}; give a "
-                    "config and weights of one model"
+                    f"{name} has {entry} {format_value(count)} in its config, but {held}; give "
+                    "the config and weights of the same model"
                 )
             if count < 1 and entry == "num_hidden_layers":
                 problem = f"{name} has {entry} {format_value(count)} in its config"
@@ -149,8 +152,8 @@ def require_layer_count(name: str, config: PreTrainedConfig, dtypes: dict[str, s
 def require_matching_layers(
     name: str, network: PreTrainedModel, dtypes: dict[str, str], *, in_gguf: bool
 ) -> None:
-    """Raise InputError if the files hold more layers than the network has, or integer weights
-    without a quantization_config."""
+    """Raise InputError if the files have more layers than the network, or if they have integer
+    weights and the config has no quantization_config."""
     if in_gguf:  # weights have other names there, with the same layer numbers
         count = max(getattr(network.config, entry, None) or 0 for entry in LAYER_COUNT_FIELDS)
         blocks = {key: re.search(r"\bblk\.(\d+)\.", key) for key in dtypes}
@@ -171,8 +174,8 @@ def require_matching_layers(
             key.endswith(".weight") or _is_weight(network, key)
         ):
             raise InputError(
-                f"{name} holds {key} in {dtypes[key]}, and its config has no quantization_config "
-                "for it; give weights in float32, float16 or bfloat16"
+                f"{name} has {key} in {dtypes[key]}, but its config has no quantization_config; "
+                "give weights in float32, float16 or bfloat16"
             )
 
 
@@ -182,9 +185,9 @@ def _is_weight(network: PreTrainedModel, key: str) -> bool:
 
 
 def require_layers(name: str, model_keys: Iterable[str], stored_keys: Iterable[str]) -> None:
-    """Raise InputError if the files (`stored_keys`) hold more layers of a stack than the model
-    (`model_keys`). An additional layer whose weights have other names than those of the model's
-    layers is allowed: it may be for multi-token prediction."""
+    """Raise InputError if the files (`stored_keys`) have more layers of a stack than the model
+    (`model_keys`). An additional layer is allowed if its weights have other names than the weights
+    of the model's layers: it may be for multi-token prediction."""
     model_stacks, stored_stacks = _group_by_layer(model_keys), _group_by_layer(stored_keys)
     for stack, layers in model_stacks.items():
         parts, last = set[str]().union(*layers.values()), max(layers)
@@ -192,7 +195,7 @@ def require_layers(name: str, model_keys: Iterable[str], stored_keys: Iterable[s
         if extra:
             raise InputError(
                 f"{name} holds weights of layer {max(extra)} of {stack}, but its config has "
-                f"{last + 1} layers; give a config and weights of one model"
+                f"{last + 1} layers; give the config and weights of the same model"
             )
 
 
@@ -235,7 +238,7 @@ def finish_dequantizing(network: PreTrainedModel, dtype: torch.dtype, name: str)
         if weight.dtype not in PLAIN_DTYPES:
             kind = str(weight.dtype).removeprefix("torch.")
             raise InputError(
-                f"{name} holds {key} in {kind} without the scales of its values; "
+                f"{name} has {key} in {kind} without the scales of its values; "
                 "give a complete checkpoint"
             )
     if (quantizer := getattr(network, "hf_quantizer", None)) is not None:

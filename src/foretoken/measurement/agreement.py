@@ -46,8 +46,8 @@ def compute_overlaps(
     """Return beta = sum min(p, q) at every token of `output`, which continues the request's prompt
     (Corollary 3.6, C57).
 
-    It is None at positions for which the drafter proposes no token; count it as 0 there, as nothing
-    is accepted. Raises RefusedError if the target or the drafter is in use.
+    beta is None at positions for which the drafter proposes no token; count it as 0, because
+    nothing is accepted there. Raises RefusedError if the target or the drafter is in use.
     """
     return [
         _compute_beta(position)

@@ -46,8 +46,8 @@ class Benchmark:
 
     Attributes:
         options: Options of the benchmark, such as the drafts and gammas to measure.
-        load: Function that loads a target with a draft. Before it loads weights, it calls its third
-            argument with the target's config and tokenizer.
+        load: Function that loads a target (first argument) with a draft (second argument). Before
+            loading weights, it calls its third argument with the description of the target.
         prompts: Function that makes the prompts for a target.
         out: File for the results; None: they are not saved.
         progress: Context manager that shows a progress bar, given a title and a number of turns. It
@@ -93,8 +93,8 @@ class Benchmark:
                 self.num_resumed = len(complete)
                 return
         raise InputError(
-            f"{self.out} has results of another command or of other models; remove it or give "
-            "another --out"
+            f"{self.out} has results of another command or of other models; remove the file "
+            "or give another --out"
         )
 
     def _hash_files(self) -> str:
@@ -160,8 +160,8 @@ class Benchmark:
         *,
         together: bool,
     ) -> Race:
-        """Run the rounds of one draft and batch size with a progress bar, and return those that
-        finished."""
+        """Run the rounds of one draft and batch size with a progress bar, and return the rounds
+        that finished."""
         repeats, batch_size = self.options.repeats, len(tasks) if together else 1
         with self.progress(draft, (repeats + 1) * len(turns)) as show:
 
@@ -180,7 +180,7 @@ class Benchmark:
             options.revision,
             trust=options.trust_remote_code,
         )
-        peak = get_peak_bytes(spec.target.device)  # before the large read
+        peak = get_peak_bytes(spec.target.device)  # before a large tensor is made
         seconds, size = measure_bandwidth(spec.target.device)
         return {
             "weight_bytes": model.weight_bytes,

@@ -1,5 +1,5 @@
-"""The reports of `foretoken doctor`: one about the machine, one about the backend of a model and
-the reason for it."""
+"""The two reports of `foretoken doctor`: a description of the machine, and a description of a model
+with its backend."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_model(model: str, options: LoadOptions) -> dict[str, Any]:
-    """Return a description of a model as JSON: its backend, the reason for it, and whether its
-    greedy output is bitwise identical with draft tokens.
+    """Return a description of a model as JSON: its backend, the reason for this backend, and
+    whether greedy output with draft tokens is bitwise identical to plain decoding.
 
     Raises:
         InputError, RefusedError: The model cannot be loaded.
@@ -78,8 +78,8 @@ def _describe_ends(model_source: ModelSource, facts: ModelFacts) -> str | None:
 
 
 def _find_processor_problem(model_source: ModelSource) -> str | None:
-    """Return why the processor for a model's images and audio cannot be loaded; None if it can be
-    loaded or the model has none."""
+    """Return why the processor for a model's images and audio cannot be loaded; None if the
+    processor can be loaded, or if the model has no processor."""
     load = get_processor_loader(model_source)
     try:
         if load is not None:

@@ -2,7 +2,7 @@
 with their p-values and power.
 
 Tokens of one prompt are dependent, so the unit of sampling is the prompt. The intervals are
-Student's t over prompts, of the linearised ratio (Liang and Zeger 1986).
+Student's t intervals over prompts, for the linearised ratio (Liang and Zeger 1986).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Estimate:
 
     @property
     def error(self) -> float:
-        """The larger distance of the interval's two ends from the value."""
+        """The distance from the value to the farther end of the interval."""
         return max(self.high - self.value, self.value - self.low)
 
     def is_above(self, other: Estimate) -> bool:
@@ -47,7 +47,8 @@ def estimate_ratio(
     """Estimate the ratio (sum of numerators) / (sum of denominators). Return None if the
     denominators sum to 0 or there are fewer than two prompts.
 
-    The interval is Student's t over prompts, on the residuals numerator - value x denominator.
+    The interval is a Student's t interval over the prompts' residuals, numerator - value x
+    denominator.
 
     Args:
         numerators: One number for each prompt.
@@ -92,8 +93,8 @@ class HypothesisTest:
         of: Unit of the sample: tokens, outputs or draft tokens.
         n: Size of the sample.
         p_value: Probability of a deviation at least this large if the hypothesis is true.
-        catches: The smallest total variation over the cells that the test detects with probability
-            TEST_POWER; None: unknown.
+        catches: The smallest total variation (over the test's cells) that the test detects with
+            probability TEST_POWER; None: unknown.
     """
 
     name: str
@@ -152,7 +153,7 @@ def run_frequency_test(
 
 
 def run_correlation_test(name: str, unit: str, u: Sequence[Tensor], lags: int) -> HypothesisTest:
-    """Test whether the uniform numbers of each tensor are uncorrelated at lags from 1 to `lags`."""
+    """Test whether uniform numbers at distances from 1 to `lags` in a tensor are uncorrelated."""
     statistic, n = 0.0, sum(map(len, u))
     pairs = [
         [(12 * (x[lag:] - 0.5) * (x[: len(x) - lag] - 0.5)) for x in u if len(x) > lag]

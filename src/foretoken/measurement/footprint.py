@@ -1,5 +1,5 @@
 """Sizes of models: their parameters, the bytes of their weights, and the bytes that a forward pass
-over one token loads. Divided by the memory bandwidth, those bytes are a lower bound of its time."""
+over one token loads. Loaded bytes / memory bandwidth is a lower bound of the pass's time."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def compute_model_footprint(
         revision: The revision with which it was loaded.
         trust: True if the model's own code may run.
 
-    On the native decoder, bytes are those of the packed weights; on other backends they are
-    computed from the shapes of the parameters.
+    On the native decoder, the bytes of the packed weights are counted; on other backends, bytes
+    are computed from the shapes of the parameters.
     """
     network = _get_network(model, name, revision, trust)
     facts = (name, model.runtime, dtype, model.encoder_decoder)
@@ -78,8 +78,8 @@ INT4_BYTES_PER_WEIGHT = 0.5 + 2 / 64  # bytes of a weight, with its share of a g
 
 
 def _count_bytes(num_weights: int, num_embedded: int, kind: torch.dtype, dtype: str) -> int:
-    """Return the bytes of `num_weights` weights of the torch dtype `kind`. With the dtype int4,
-    `num_embedded` of them, in embeddings and the output layer, have eight bits."""
+    """Return the bytes of `num_weights` weights of the torch dtype `kind`. In int4,
+    `num_embedded` of the weights (embeddings and output layer) have eight bits."""
     if dtype == "int4":
         return round((num_weights - num_embedded) * INT4_BYTES_PER_WEIGHT) + num_embedded
     return num_weights * kind.itemsize
@@ -88,7 +88,7 @@ def _count_bytes(num_weights: int, num_embedded: int, kind: torch.dtype, dtype: 
 def compute_drafter_footprint(
     drafter: Drafter, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
 ) -> Footprint:
-    """Return the sizes of a drafter, those of its model; most are unknown if it has no model.
+    """Return the sizes of a drafter's model; most are unknown if the drafter has no model.
     Arguments as for `compute_model_footprint`."""
     if drafter.model is not None:
         place = str(named_models.find_draft_folder(name) or name)
@@ -102,8 +102,9 @@ def compute_drafter_footprint(
 def _get_network(
     model: Model, name: str, revision: str | None, trust: bool
 ) -> PreTrainedModel | None:
-    """Return the model's PyTorch module; on a backend without one, a module of the same structure
-    without weights; None for a table model, or if transformers cannot build the module."""
+    """Return the model's PyTorch module. On a backend without PyTorch modules, return a module of
+    the same structure without weights; None if transformers cannot build it, and for a table
+    model."""
     network = model.model
     if isinstance(network, PreTrainedModel):
         return network
@@ -118,8 +119,8 @@ def _get_network(
 def _count_multiplied_weights(network: PreTrainedModel) -> int:
     """Return the number of weights that a decoder multiplies per token.
 
-    Embeddings count only if they are also the output layer. The experts' weights count only with
-    the share to which a token is routed, or fully if the share is unknown. The projections of
+    Embeddings count only if they are also the output layer. Experts' weights count in proportion to
+    the share of experts that a token uses, or fully if this share is unknown. The projections of
     cross-attention's keys and values count, although they run once per source.
     """
     head = network.get_output_embeddings()

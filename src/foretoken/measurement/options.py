@@ -25,11 +25,11 @@ class BenchOptions:
 
     target: str
     drafts: list[str | None]  # None: the default draft
-    gammas: list[int]  # in rising order, as are the batch sizes
-    batch: list[int]  # batch sizes
+    gammas: list[int]  # in rising order
+    batch: list[int]  # batch sizes, in rising order
     prompts: int  # number of prompts
     prompts_sha256: str
-    loading: dict[str, Any]  # keywords of `foretoken.load` that are not its defaults
+    loading: dict[str, Any]  # keywords of `foretoken.load` that differ from its defaults
     max_new_tokens: int
     repeats: int  # rounds to time, after a warm-up round
     temperature: float
@@ -52,7 +52,7 @@ class BenchOptions:
                 f"{self.gammas[-1]}; give {self.gammas[-1] + 2} or more"
             )
         if len(set(self.drafts)) < len(self.drafts):
-            raise InputError("--draft names a draft twice; give each once")
+            raise InputError("--draft names a draft twice; give each draft once")
         if self.batch[0] < 1:
             raise InputError(f"batch is {self.batch}; give numbers from 1")
 

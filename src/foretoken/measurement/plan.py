@@ -21,7 +21,7 @@ ROUNDED_COPIES = [("draft_dtype", f"self:{kind}") for kind in ROUNDED_DTYPES]
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """Keyword arguments of `Speculator.generate` with which a benchmark measured."""
+    """Keyword arguments of `Speculator.generate` that a benchmark used."""
 
     gamma: int | None
     rule: str
@@ -32,16 +32,16 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The fastest draft and gamma of a benchmark. Only those are considered that were clearly
-    faster than plain decoding, that is, the lower quartile of their speed-up is above 1."""
+    """The fastest draft and gamma of a benchmark, among the drafts and gammas that were clearly
+    faster than plain decoding: the lower quartile of the speed-up is above 1."""
 
     draft: str  # "none" if no draft was clearly faster than plain decoding
     gamma: int  # the fastest fixed gamma with that draft; 0: plain decoding
     speedup: float  # of `tried` over plain decoding; the geometric mean over batch sizes
     certain: bool  # whether the measurements clearly support the plan
-    tried: str  # the fastest draft, also if `draft` is "none" because it was not clearly faster
+    tried: str  # the fastest draft, even if it was not clearly faster and `draft` is "none"
     load: dict[str, Any]  # keyword arguments of `foretoken.load`
-    generate: PlanOptions  # its gamma may be None, automatic
+    generate: PlanOptions  # `gamma` may be None: automatic
 
     @property
     def speculate(self) -> bool:
@@ -54,7 +54,7 @@ def choose_plan(rows: list[dict[str, Any]], measured: PlanOptions, load: dict[st
     Args:
         rows: One or more results, each a dict with `draft`, `batch`, `gamma`, `speedup`, and
             `others`, the share of the CPUs that other processes used.
-        measured: The generation options of all results; its gamma is ignored.
+        measured: The generation options of all results; `gamma` is ignored.
         load: Keyword arguments of `foretoken.load` without the draft.
     """
     contestants: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
@@ -102,8 +102,8 @@ def _are_beyond_one(rows: list[dict[str, Any]], quartile: str, *, above: bool) -
 
 
 def _is_superfluous(name: str, draft: str) -> bool:
-    """Return whether an option of loading has no effect with this draft: it is an option of the
-    draft and the draft is "none", or it is the dtype that a draft such as self:int8 has anyway."""
+    """Return whether an option of `load` has no effect with this draft: a draft_* option with the
+    draft "none", or a draft_dtype that the draft's name, such as self:int8, gives already."""
     return name.startswith("draft_") if draft == "none" else (name, draft) in ROUNDED_COPIES
 
 

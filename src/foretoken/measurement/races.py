@@ -1,6 +1,6 @@
-"""Compare the speed of speculative decoding, with several gammas, and of plain decoding. In each
-round they take turns on the same prompts. From the finished rounds, the figures of each are
-computed, and the speed-up that section 3 of the paper predicts.
+"""Compares the speed of contestants: plain decoding, and speculative decoding with several gammas.
+In each round the contestants take turns on the same prompts. The finished rounds give the figures
+of each contestant, and the speed-up that section 3 of the paper predicts.
 
 A contestant is a library with a gamma. This package has only its own contestants; the repository's
 benchmarks/race.py adds those of other libraries.
@@ -67,7 +67,7 @@ RunTurn = Callable[[list[RaceTask]], list[RaceRun]]  # completes the tasks of a 
 def prepare_tasks(
     spec: Speculator, prompts: Sequence[Prompt], params: SamplingParams, seed: int
 ) -> tuple[Speculator, list[RaceTask]]:
-    """Return a copy of the pair that ignores end tokens, and a task for each prompt.
+    """Return a copy of `spec` that ignores end tokens, and a task for each prompt.
 
     Raises InputError if a prompt leaves less room in the context than `params.max_new_tokens`.
     """
@@ -77,7 +77,7 @@ def prepare_tasks(
         if request.limit < tokens:
             raise InputError(
                 f"prompt {i} leaves room for {request.limit} new tokens, not {tokens}; "
-                "give a shorter one or a smaller --max-new-tokens"
+                "give a shorter prompt or a smaller --max-new-tokens"
             )
     ids = [spec.inputs.encode_prompt(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
     return spec, [RaceTask(prompt, tokens, params, seed + i) for i, prompt in enumerate(ids)]
@@ -86,8 +86,8 @@ def prepare_tasks(
 def run_own_turn(
     spec: Speculator, tasks: list[RaceTask], gamma: OptionalGamma, rule: str = "block"
 ) -> list[RaceRun]:
-    """Complete tasks as one batch, in one call of `generate`. They may differ in prompts and seeds
-    only.
+    """Complete tasks as one batch, in one call of `generate`. The tasks may differ in prompts and
+    seeds only.
 
     Raises KeyboardInterrupt if the call was interrupted.
     """
@@ -175,7 +175,7 @@ class SpeedupPrediction:
 
     alpha: float
     c: float
-    v: float  # time of a target forward over the longest block / over one token
+    v: float  # time of a target forward pass over the longest block / time over one token
     paper: float  # the speed-up if v is 1, as in the paper
     predicted: float  # the speed-up with the measured v
 
@@ -186,14 +186,14 @@ MIN_PREDICTION_DRAFT_TOKENS = 8  # fewer draft tokens are too few to estimate al
 def predict(
     plain: list[StepRecord], steps: list[StepRecord], overlaps: list[float] | None = None
 ) -> SpeedupPrediction | None:
-    """Predict the speed-up from steps of batch size 1. Return None if they have fewer than
+    """Predict the speed-up from steps of batch size 1. Return None if `steps` has fewer than
     MIN_PREDICTION_DRAFT_TOKENS draft tokens.
 
     Args:
         plain: Steps of plain decoding.
         steps: Steps of speculative decoding.
         overlaps: sum min(p, q) of each verified draft token, from which alpha is computed; None:
-            those of `steps`.
+            the overlaps of `steps`.
     """
     draft_token_counts = Counter(step.drafted for step in steps)
     if sum(step.drafted for step in steps) < MIN_PREDICTION_DRAFT_TOKENS:
@@ -232,9 +232,9 @@ class Race:
     together: bool = False
 
     def compute_seconds_per_token(self, key: ContestantKey) -> list[float]:
-        """Return a contestant's seconds per token in each round. For a batch all time until its
-        last token counts. Otherwise the first step of each run is excluded, unless there are no
-        other steps."""
+        """Return a contestant's seconds per token in each round. For a batch, all time until the
+        batch's last token counts. Otherwise the first step of each run is excluded, unless there
+        are no other steps."""
         return [self._compute_seconds_per_token(turns[key]) for turns in self.rounds]
 
     def compute_speedups(self, one: ContestantKey, other: ContestantKey) -> list[float]:

@@ -15,7 +15,7 @@ from foretoken.media.data_urls import decode_data_url, is_data_url
 
 MIN_SAMPLING_RATE, MAX_SAMPLING_RATE = 1000, 768_000  # Hz
 BLOCK_FRAMES = 2**18  # frames that are decoded at a time
-UNKNOWN_FRAMES = 2**63 - 1  # stated by the header of a streamed file, which has no length
+UNKNOWN_FRAMES = 2**63 - 1  # in the header of a streamed file, whose length is unknown
 MAX_LEVEL = 100.0  # full scale is 1: larger samples are in another unit or damaged
 VAGUE_ERROR_CODES = (0, 1, 29)  # error codes of libsndfile with a meaningless message
 AUDIO_REMEDY = "give an audio file (WAV, FLAC, OGG, MP3), a data URL, or an array of samples"
@@ -27,8 +27,8 @@ def load_audio(
     """Return samples `[n]` of audio at `sampling_rate` Hz, with channels averaged.
 
     Args:
-        value: A file's path, a file's bytes, a data URL, or an array of samples `[n]` that has
-            this rate already: floats from -1 to 1, or int16 or int32.
+        value: A file's path, a file's bytes, a data URL, or an array of samples `[n]` at this
+            rate: floats from -1 to 1, or int16 or int32.
         sampling_rate: Samples a second.
         label: Name of the value in error messages.
         max_seconds: Maximum duration; None sets no limit.
@@ -50,7 +50,7 @@ def load_audio(
     else:
         samples, source_rate = _read_file(value, label, max_seconds)
     if not len(samples):
-        raise InputError(f"{label} holds no samples; give audio with at least one")
+        raise InputError(f"{label} holds no samples; give audio with at least one sample")
     return (
         samples if source_rate == sampling_rate else _resample(samples, source_rate, sampling_rate)
     )
@@ -119,14 +119,14 @@ def _decode(file: Any, label: str, max_seconds: float | None) -> NDArray[np.floa
 def _require_levels(samples: NDArray[Any], label: str) -> None:
     """Raise InputError for samples that are non-finite or far beyond full scale."""
     if not np.isfinite(samples).all():
-        raise InputError(f"{label} holds samples that are not finite; give finite ones")
+        raise InputError(f"{label} holds samples that are not finite; give finite samples")
     peak = max(samples.max(initial=0), -samples.min(initial=0))
     if peak > MAX_LEVEL:
-        raise InputError(f"{label} holds samples up to {peak:.3g}; scale them to -1 to 1")
+        raise InputError(f"{label} holds samples up to {peak:.3g}; scale the samples to -1 to 1")
 
 
 def _make_length_error(label: str, seconds: float, max_seconds: float) -> InputError:
-    return InputError(f"{label} lasts {seconds:.0f} s, the limit is {max_seconds:g} s; cut it")
+    return InputError(f"{label} lasts {seconds:.0f} s, the limit is {max_seconds:g} s; shorten it")
 
 
 def _to_floats(value: Any, label: str) -> NDArray[np.float32]:

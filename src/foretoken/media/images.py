@@ -29,12 +29,12 @@ IMAGE_REMEDY = "give a file, a data URL, a PIL image or an array [height, width,
 
 
 def load_image(value: Any, label: str, max_pixels: int | None = None) -> Image:
-    """Return an image as a model's processor takes it: upright, in RGB, with a white background in
-    place of transparency; the first frame of an animation.
+    """Return an upright RGB image for a model's processor. Transparent parts become white; an
+    animation gives its first frame.
 
     Args:
-        value: A file's path, its bytes, a data URL, a PIL image or an array of bytes `[H, W]` or
-            `[H, W, C]`.
+        value: A file's path, a file's bytes, a data URL, a PIL image or an array of bytes `[H, W]`
+            or `[H, W, C]`.
         label: Name of the value in error messages.
         max_pixels: Maximum number of pixels; None is 100 million.
 
@@ -52,10 +52,10 @@ def load_image(value: Any, label: str, max_pixels: int | None = None) -> Image:
     opened = value if isinstance(value, Image.Image) else _open_image(value, label, max_pixels)
     width, height = opened.size
     if not width * height:
-        raise InputError(f"{label} has {width} x {height} pixels; give an image with at least one")
+        raise InputError(f"{label} has {width} x {height} pixels; give a larger image")
     if width * height > max_pixels:
         raise InputError(
-            f"{label} has {width} x {height} pixels, more than {max_pixels:,}; make it smaller"
+            f"{label} has {width} x {height} pixels, more than {max_pixels:,}; give a smaller image"
         )
     _require_range(opened, label)
     try:
@@ -108,11 +108,11 @@ def _open_image(value: Any, label: str, max_pixels: int) -> Image:
 
 
 def _make_size_error(label: str, max_pixels: int) -> InputError:
-    """Return the error for an image that PIL refused because of its size. It states the lower limit
-    of `max_pixels` and PIL's own."""
+    """Return the error for an image that PIL refused because of its size. The message states the
+    smaller of the two limits, `max_pixels` and PIL's own."""
     Image, *_ = _import_pillow(label)
     max_pixels = min(max_pixels, 2 * (Image.MAX_IMAGE_PIXELS or max_pixels))
-    return InputError(f"{label} has more than {max_pixels:,} pixels; make it smaller")
+    return InputError(f"{label} has more than {max_pixels:,} pixels; give a smaller image")
 
 
 def _require_bytes(values: Any, label: str) -> Any:
@@ -124,7 +124,6 @@ def _require_bytes(values: Any, label: str) -> Any:
 
 
 def _get_tiff_tags(image: Image) -> Mapping[int, Any]:
-    """Return the tags of a TIFF file; {} for other formats."""
     return getattr(image, "tag_v2", {})
 
 
@@ -135,7 +134,7 @@ def _require_range(image: Image, label: str) -> None:
     if not (unsigned and (scaled or image.mode in IMAGE_MODES | GREY16_MODES)):
         kind = {"F": "floats", "LAB": "Lab colors"}.get(image.mode, "signed or 32-bit integers")
         problem = f"{label} holds {kind}, whose black and white points are unknown"
-        raise InputError(f"{problem}; save it as RGB of 8 bits")
+        raise InputError(f"{problem}; save the image as RGB of 8 bits")
 
 
 def _to_rgb(image: Image, tags: Mapping[int, Any]) -> Image:

@@ -17,7 +17,7 @@ from foretoken.errors import InputError, format_value
 from foretoken.media import IGNORED_INPUTS, TEXT_INPUTS
 
 ENCODER_OUTPUTS = "encoder_outputs"  # hidden states from an encoder, in place of media inputs
-IGNORED_ENCODER_INPUTS = {"attention_mask"}  # encoders with inputs of one size ignore it
+IGNORED_ENCODER_INPUTS = {"attention_mask"}  # encoders with a fixed input size ignore it
 # Initial output tokens of an encoder-decoder whose encoder takes media
 DECODER_INPUT_IDS = "decoder_input_ids"
 
@@ -30,10 +30,10 @@ class Media:
         ids: The prompt's token ids, with placeholders for its media; for an encoder-decoder the
             initial tokens of the decoder, possibly none.
         inputs: Arguments of the model's forward or of its encoder, by name: tensors `[1, ..]` for
-            the prompt or `[n, ..]` for its n images, or the outputs that an encoder has computed
-            from these.
-        encoded: Outputs of encoders for these inputs, by a key of each encoder, so that an encoder
-            that target and draft share runs only once.
+            the prompt or `[n, ..]` for its n images; or, instead of such tensors, the outputs that
+            an encoder has computed from them.
+        encoded: Encoder outputs for these inputs, by the encoder's key: an encoder that target and
+            draft share runs only once.
     """
 
     ids: list[int]
@@ -62,11 +62,11 @@ def find_size_problem(media: Media, name: str, shape: tuple[int, ...]) -> str | 
         return None
     others = sorted(media.inputs.keys() - {name} - IGNORED_ENCODER_INPUTS)
     if others or name not in media.inputs:
-        return f"it takes {name} alone, not {', '.join(others) or 'nothing'}"
+        return f"it takes only {name}, not {', '.join(others) or 'nothing'}"
     own = tuple(media.inputs[name].shape)
     if own == shape:
         return None
-    return f"{name} has the shape {own}, and the encoder takes {shape}"
+    return f"{name} has the shape {own}, but the encoder takes {shape}"
 
 
 def has_media_inputs(output: Mapping[str, Any]) -> bool:
@@ -75,8 +75,8 @@ def has_media_inputs(output: Mapping[str, Any]) -> bool:
 
 
 def get_main_input_name(network: Any) -> str:
-    """Return the name of a transformers network's main input; for an encoder-decoder, that of its
-    encoder."""
+    """Return the name of a transformers network's main input; for an encoder-decoder, the
+    name of its encoder's main input."""
     own: str = network.main_input_name
     return getattr(getattr(network, "encoder", None), "main_input_name", own)
 
@@ -85,8 +85,8 @@ def split_media(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
     """Return the media of each prompt in a processor's output.
 
     Args:
-        output: The processor's tensors by name: `input_ids [B, n]`, an attention mask if they are
-            padded, and the tensors of the media. With B > 1 prompts, each tensor must have B
+        output: The processor's tensors by name: `input_ids [B, n]`, an attention mask if the ids
+            are padded, and the tensors of the media. With B > 1 prompts, each tensor must have B
             entries.
         encodes: True for an encoder-decoder whose encoder takes all of these tensors, `input_ids`
             included.
@@ -118,7 +118,7 @@ def split_media(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
 
 
 def _require_ids(ids: Tensor | None, mask: Tensor | None) -> None:
-    """Raise InputError for invalid ids or a mask of another shape."""
+    """Raise InputError for invalid ids, or for a mask that has another shape than the ids."""
     if ids is None:
         return
     if ids.ndim != 2 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -126,7 +126,7 @@ def _require_ids(ids: Tensor | None, mask: Tensor | None) -> None:
         raise InputError(f"input_ids is {kind}; give integers [B, n]")
     if mask is not None and mask.shape != ids.shape:
         raise InputError(
-            f"attention_mask is {[*mask.shape]} and input_ids {[*ids.shape]}; both must be [B, n]"
+            f"attention_mask is {[*mask.shape]}, input_ids is {[*ids.shape]}; both must be [B, n]"
         )
 
 
@@ -147,13 +147,13 @@ def _build_media(
 
 def _is_per_token(name: str) -> bool:
     """Return whether the input called `name` may have one value for each token. Inputs made from
-    audio or images, such as a mask of frames, have none."""
+    audio or images, such as a mask of frames, never do."""
     return not any(part in name for part in ("feature", "audio", "pixel", "values"))
 
 
 def _to_tensor(name: str, value: Any) -> Tensor:
-    """Return the value as a tensor `[n, ..]`. Raises InputError if it cannot be converted, or is a
-    single number."""
+    """Return the value as a tensor `[n, ..]`. Raises InputError if the value cannot be converted,
+    or is a single number."""
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):

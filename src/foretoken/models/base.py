@@ -73,21 +73,21 @@ class Capabilities:
 
     Attributes:
         tensors: Blocks may be a tensor on the device, so that the host need not know the tokens.
-        batch_invariant: Logits depend on the sequence alone, bit for bit, not on the batch or on
-            how the sequence is split into blocks.
+        batch_invariant: Logits depend only on the sequence: they are bitwise equal in any batch and
+            for any split of the sequence into blocks.
         media: Prompts may contain images and audio (`joining_media`, `find_media_problem`).
-        prefix_cache: Sequences that have left are cached, so that later sequences reuse a common
-            prefix (`set_prefix_caching`, `set_salt`, `count_cached_tokens`, `num_cached_tokens`).
-        memory: It reports the bytes that its sequences take (`compute_cache_bytes`).
-        hidden: It returns the input of its output layer (`hidden`).
-        taps: It can return hidden states of all tokens (`taps`, `expose_hidden_states`,
+        prefix_cache: Sequences stay in the cache after they leave, and later sequences reuse common
+            prefixes (`set_prefix_caching`, `set_salt`, `count_cached_tokens`, `num_cached_tokens`).
+        memory: The model can compute the size of its KV cache in bytes (`compute_cache_bytes`).
+        hidden: The model returns the input of its output layer (`hidden`).
+        taps: The model can return hidden states of all tokens (`taps`, `expose_hidden_states`,
             `take_hidden_states`).
-        shared_kv: A drafter may read its keys and values (`get_shared_kv`, `lengths`).
-        target_rows: It runs over the sequences of its `target`, in the target's own KV cache, and
-            need not prefill a prompt that the target has prefilled (`lengths`).
-        chain: It makes all draft tokens of a step in one call (`chain`).
-        text: It has another vocabulary, and may draft by generating a string
-            (`drafts_from_text`, `draft_from_text`).
+        shared_kv: A drafter may read the model's keys and values (`get_shared_kv`, `lengths`).
+        target_rows: The draft model uses the sequences and the KV cache of its `target`, so that
+            it need not prefill prompts again (`lengths`).
+        chain: The draft model makes all draft tokens of a step in one call (`chain`).
+        text: The draft model has another vocabulary than the target, and may draft by generating a
+            string (`drafts_from_text`, `draft_from_text`).
     """
 
     tensors: bool = False
@@ -107,16 +107,16 @@ class Component:
     """A model, a drafter, or a network within a drafter.
 
     Attributes:
-        capabilities: The optional abilities that it has.
+        capabilities: Its optional abilities.
         runtime: Name of its backend, for reports.
         model: The transformers model, if torch runs it; for a drafter, its draft model.
-        holds: The models and drafters that it contains. No object may be contained in two.
-        identity: A string that determines its speed, under which measured costs are saved; None:
-            its speed is unknown, or its `model` determines it.
+        holds: The models and drafters inside this component. No object may be in two components.
+        identity: The key under which measured costs are saved: components with equal keys are
+            equally fast. None: the speed is unknown, or is determined by `model`.
         has_own_speed: True if its `model` does not determine its speed.
         reads_target: True if it uses hidden states or the KV cache of its `target`.
-        encoder_seconds: Total run time of its encoder. On a GPU, this ends when the kernels are
-            launched.
+        encoder_seconds: Total run time of its encoder; on a GPU, only the time to launch the
+            kernels.
     """
 
     capabilities: Capabilities = Capabilities()
@@ -130,7 +130,7 @@ class Component:
     encoder_seconds: float = 0.0
 
     def clear(self) -> None:
-        """Remove all sequences, including those that an aborted run has left."""
+        """Remove all sequences, including sequences left by an aborted run."""
 
     def compute_cache_bytes(self, lengths: list[int], sources: list[int]) -> int:
         """Return the maximum size, in bytes, of the KV cache for sequences of these lengths in
@@ -144,8 +144,8 @@ class Component:
         """Turn the prefix cache on or off.
 
         Args:
-            enabled: True to cache sequences that leave from now on; False to cache none and drop
-                those that are cached.
+            enabled: True to cache sequences when they leave; False to cache none and drop all
+                cached sequences.
         """
 
     def set_salt(self, salt: str) -> None:
@@ -158,7 +158,7 @@ class Component:
 
 
 class Scorer(Component, ABC):
-    """The methods of a target that a decoding step uses, once its sequences have joined."""
+    """The methods of a target that a decoding step uses, after sequences have joined."""
 
     vocab_size: int  # size of the output layer, padding included
     device: torch.device = torch.device("cpu")
@@ -179,16 +179,16 @@ class Scorer(Component, ABC):
     @abstractmethod
     def set_lengths(self, lengths: list[int]) -> None:
         """Truncate each sequence b to its first lengths[b] tokens, to remove rejected draft tokens.
-        No length may exceed the present one."""
+        lengths[b] may not exceed the present length of sequence b."""
 
 
 class Model(Scorer):
-    """A target or draft model: the methods that every backend implements, and defaults for those
-    that only some implement."""
+    """A target or draft model: the methods that every backend implements, and defaults for the
+    methods that only some backends implement."""
 
-    context: int | None = None  # tokens that a sequence can hold; None: no limit
+    context: int | None = None  # maximum length of a sequence in tokens; None: no limit
     encoder_decoder: bool = False
-    source_context: int | None = None  # tokens of an encoder input; None: no limit, or no encoder
+    source_context: int | None = None  # tokens in an encoder input; None: no limit, or no encoder
     source_vocab_size: int | None = None  # the encoder's vocabulary size; None: no encoder
     compute_dtype: str  # the dtype of its arithmetic: "float32", "bfloat16", "int8", ...
     # maximum number of tokens that `set_lengths` can remove from a sequence; it cannot remove part
@@ -198,10 +198,10 @@ class Model(Scorer):
     taps: tuple[int, ...] = ()  # layers whose hidden states it returns (`models.stock.taps`)
     joining_media: list[Media | None]  # media of the sequences that join next; []: none has any
     needs_media: bool = False  # its encoder takes media, not ids
-    # hidden states `[n, H]` by source ids, which the caller's run of the same encoder has computed;
-    # None: unsupported
+    # encoder outputs `[n, H]` by source ids, if the caller has run the same encoder already; None:
+    # unsupported
     shared_encoder_states: dict[tuple[int, ...], Tensor] | None = None
-    # for each of the sequences that joined last, how many of its tokens come from the prefix cache
+    # number of tokens from the prefix cache, for each of the sequences that joined last
     num_cached_tokens: list[int]
 
     @abstractmethod
@@ -209,7 +209,7 @@ class Model(Scorer):
         """Add one sequence for each prompt after the present sequences, and prefill the prompts. A
         prompt may be empty.
 
-        `sources`: the token ids for the encoder, which runs once for each; None for decoder-only
+        `sources`: token ids for the encoder, one list for each sequence; None for decoder-only
         models.
         """
 
@@ -232,22 +232,22 @@ class Model(Scorer):
     @property
     def max_context(self) -> int | None:
         """The maximum length of a sequence in tokens; None: no limit. To outgrow `context`, a
-        sequence must leave and join again as a long one (`set_long_context`)."""
+        sequence must leave and join again as a long sequence (`set_long_context`)."""
         return self._max_context or self.context
 
     @property
     def long(self) -> list[bool]:
-        """For each sequence, whether it joined as a long one (`set_long_context`)."""
+        """For each sequence, True if it joined as a long sequence (`set_long_context`)."""
         raise NotImplementedError
 
     def compute_max_lengths(self, long: list[bool]) -> list[int | None]:
-        """Return the maximum length of each sequence, given whether it joins as a long one; None:
-        no limit."""
+        """Return the maximum length of each sequence b, which joins as a long sequence if long[b];
+        None: no limit."""
         return [self.max_context if each else self.context for each in long]
 
     def set_long_context(self, enabled: bool) -> None:
-        """Set whether the sequences that join next are long ones, which have more than `context`
-        tokens together with the token that follows."""
+        """Set whether the sequences that join next are long: a long sequence has more than
+        `context` tokens, including its last token, which is not cached yet."""
         self._long_context = enabled
 
     # Set before sequences join
@@ -258,9 +258,9 @@ class Model(Scorer):
         For models whose logits depend on the prompt length."""
 
     def find_media_problem(self, media: Media) -> str | None:
-        """Return why the model cannot encode these media; None if it can. To find out, it encodes
-        the first media of each kind. A sequence with media must join with its whole prompt; for an
-        encoder-decoder, the media take the place of its source."""
+        """Return why the model cannot encode these media; None if it can. To find out, the model
+        encodes the first media of each kind. A sequence with media must join with its whole prompt;
+        for an encoder-decoder, the media take the place of its source."""
         return "it reads ids only"
 
     @cached_property
@@ -303,8 +303,8 @@ class Model(Scorer):
         """
 
     def take_hidden_states(self) -> list[HiddenStates | None]:
-        """Return the hidden states stored for each sequence since the last call, without those of
-        truncated tokens, and drop them here; None for a sequence without stored states."""
+        """Return, for each sequence, the hidden states stored since the last call, except those of
+        truncated tokens; None if there are none. The model then drops the stored states."""
         raise NotImplementedError
 
     def get_shared_kv(self, kind: str, rows: list[int], first: int) -> SharedKV:
@@ -323,8 +323,8 @@ class Model(Scorer):
         embeddings: Tensor | None = None,
     ) -> ChainedTokens:
         """Append blocks as `score` does, then make up to budget[b] draft tokens for sequence b,
-        each from the draft token before it. All draft tokens of a sequence except its last are
-        appended too.
+        each from the draft token before it. All draft tokens of a sequence except the last one
+        are appended too.
 
         embeddings: the target's embeddings `[V, E]`, for a `HiddenStateDraftModel`; None for other
         models.
@@ -340,14 +340,15 @@ class Model(Scorer):
 
     def draft_from_text(self, blocks: list[list[int]], counts: list[int]) -> TextDraft:
         """Append block b to sequence b, for all sequences, and generate at most counts[b] draft
-        tokens, which are not appended. The draft tokens depend on the sequence's tokens alone."""
+        tokens, which are not appended. The draft tokens of a sequence depend only on its tokens,
+        not on other sequences."""
         raise NotImplementedError
 
 
 class HiddenStateDraftModel(Model):
     """A draft model whose input at each position is a token embedding and a hidden state (as in
-    EAGLE). For the first draft token the hidden states are the target's; for each later draft
-    token, the draft model's own `hidden` at the token before it is used."""
+    EAGLE). For the first draft token, the hidden states are the target's. For each later draft
+    token, the hidden state is the draft model's own `hidden` at the previous draft token."""
 
     @abstractmethod
     def project_states(self, states: Tensor) -> Tensor:
@@ -355,12 +356,14 @@ class HiddenStateDraftModel(Model):
 
     @abstractmethod
     def set_next_pairs(self, pairs: Tensor, counts: list[int]) -> None:
-        """Set the inputs of the next `score`, `[sum(counts), E + H]`: each an embedding followed by
-        a projected state; the first counts[0] belong to sequence 0."""
+        """Set the inputs of the next `score`, `pairs` `[sum(counts), E + H]`: each row is a token
+        embedding followed by a projected hidden state. The first counts[0] rows are for sequence 0,
+        the next counts[1] rows for sequence 1, and so on."""
 
     def set_draft_pairs(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
-        """Set the inputs of the next `chain`: the embeddings of `tokens`, rows of the table
-        `embeddings` `[V, E]`, each with a hidden state of the target from `states` `[N, W]`."""
+        """Set the inputs of the next `chain`: N tokens, each with its row of the table `embeddings`
+        `[V, E]` and with its row of the target's hidden states, `states` `[N, W]`. Raises
+        MemoryError."""
         raise NotImplementedError
 
 

@@ -13,13 +13,13 @@ from foretoken.errors import RefusedError
 from foretoken.models.base import Model
 from foretoken.models.row_slots import list_remaining_rows
 
-CATCH_UP_TOKENS = 128  # prefilled per step, so that long prompts do not delay other sequences
+CATCH_UP_TOKENS = 128  # maximum prefill in a step: long prompts must not delay other sequences
 UNLIMITED_TOKENS = 10**9  # for a model without a context limit
 
 
 class DraftSequences:
-    """The sequences of a draft model `model`: for each, its token ids and how many of them are in
-    the model's cache. Does not run the model."""
+    """The sequences of a draft model: their token ids, and how many tokens of each are in the
+    model's cache. Does not run the model."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -28,8 +28,9 @@ class DraftSequences:
         limit = model.max_rewind if self._uses_target_cache else None
         self._max_uncached = UNLIMITED_TOKENS if limit is None else limit
         self.token_ids: list[list[int]] = []  # committed tokens
-        self.num_cached: list[int] = []  # how many tokens of each are in the model's cache
-        # how many of its first tokens are in the model's vocabulary; -1: its source is invalid
+        self.num_cached: list[int] = []  # tokens of each sequence in the model's cache
+        # for each sequence, the number of tokens before the first one outside the model's
+        # vocabulary; -1: the model cannot encode the source
         self._num_readable: list[int] = []
 
     def join(
@@ -37,9 +38,9 @@ class DraftSequences:
     ) -> tuple[list[list[int]], list[list[int]] | None]:
         """Add sequences; return the prompts and sources to start the model with.
 
-        A returned prompt lacks the sequence's last token. It is empty if the model cannot draft for
-        the sequence. If a prefill would delay the running sequences for long, it is only the part
-        that is in the prefix cache, and later steps prefill the rest (`get_catch_up_tokens`).
+        A returned prompt lacks the sequence's last token, and is empty if the model cannot draft
+        for the sequence. If prefilling the prompt would delay running sequences, only its cached
+        prefix is returned, and later steps prefill the rest (`get_catch_up_tokens`).
         Raises RefusedError for an encoder-decoder model without sources.
         """
         if self.model.encoder_decoder and sources is None:
@@ -83,9 +84,9 @@ class DraftSequences:
         return [media is not None for media in attached] or [False] * count
 
     def _take_head(self, tokens: list[int], max_tokens: int) -> tuple[list[int], int]:
-        """Return the tokens to start a sequence with, and how many of these must be prefilled. If
-        more than `max_tokens` of all tokens are uncached, only their cached prefix is returned; if
-        the model shares the target's cache, no tokens are."""
+        """Return the tokens with which to start a sequence, and how many of them must be prefilled:
+        all of `tokens`; the cached prefix if more than `max_tokens` are uncached; none if the model
+        shares the target's cache."""
         if self._uses_target_cache:
             return [], 0
         cached = self.model.count_cached_tokens(tokens)
@@ -102,8 +103,8 @@ class DraftSequences:
         return UNLIMITED_TOKENS if context is None else max(0, context - length + 1)
 
     def get_catch_up_tokens(self, b: int) -> list[int]:
-        """Return the tokens of sequence b to prefill in a step in which it gets no draft tokens.
-        This spares a later step, in which it gets draft tokens, a long prefill."""
+        """Return the tokens of sequence b to prefill in a step without draft tokens for it, so that
+        a later step with draft tokens needs no long prefill."""
         n = self.num_cached[b]
         uncached = len(self.token_ids[b]) - n
         if (
@@ -116,7 +117,7 @@ class DraftSequences:
 
     def compute_budgets(self, gamma: list[int]) -> list[int]:
         """Return how many draft tokens to make for each sequence b: gamma[b], or fewer if the
-        context or the recurrent states do not allow so many. Updates `num_cached` for a model that
+        context or the recurrent states do not allow gamma[b]. Updates `num_cached` for a model that
         shares the target's cache."""
         if self._uses_target_cache:
             self.num_cached[:] = self.model.lengths

@@ -1,5 +1,5 @@
 """A decoder-only transformers model that runs forward passes of fixed shapes over a ragged KV
-cache. On CUDA they are recorded as CUDA graphs and replayed.
+cache. On CUDA the passes are recorded as CUDA graphs and replayed.
 
 Batch sizes, widths and cache lengths are rounded up to a few values, so that few graphs suffice for
 all blocks; prompts are prefilled without graphs. Shapes do not depend on data: every query attends
@@ -47,8 +47,7 @@ class FixedCache(RaggedCache):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The number of slots, and of positions per slot. If it changes, the tensors have been
-        replaced."""
+        """The number of slots, and of positions per slot. Growth replaces the tensors."""
         return self.rows, self.capacity
 
     def reserve(self, rows: int, num_positions: int) -> None:
@@ -62,18 +61,18 @@ class FixedCache(RaggedCache):
             self.grow(*shape)
 
     def lay_out(self, offset: Tensor, width: int, end: int) -> None:
-        """Set the positions of the next tokens, `width` for each slot, which follow offset[b]
-        cached ones; the forward pass attends to the first `end` positions. The values of `offset`,
-        on the device, do not affect any shape."""
+        """Set the positions of the next `width` tokens of each slot b, after its offset[b] cached
+        tokens. The forward pass attends to the first `end` positions. `offset` is on the device; no
+        shape depends on its values."""
         self.offset, self.width, self.end = offset, width, end
         self.row = torch.arange(len(offset), device=self.device)[:, None]
         self.positions = offset[:, None] + torch.arange(width, device=self.device)
 
 
 class RecordingGuard(TorchDispatchMode):
-    """Refuses operations that a CUDA graph cannot contain: those whose shapes depend on data, that
-    make the host wait, or that copy between host and device. Raises RefusedError for a model
-    `owner` that runs one of these operations."""
+    """Refuses operations that a CUDA graph cannot contain: operations whose shapes depend on data,
+    that make the host wait, or that copy between host and device. Raises RefusedError, which
+    names the model `owner`."""
 
     BARRED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
@@ -141,7 +140,7 @@ class GraphModel(Model):
 
     All passes use the first slots and positions of the same buffers. So sequences may leave or
     differ in length without a new recording; only growth of the buffers discards the recordings.
-    `compiled`: compile the decoder layers by torch first, which takes seconds, once or twice.
+    `compiled`: torch compiles the decoder layers first, once or twice, for seconds each time.
     Raises RefusedError if the model cannot be run in fixed shapes.
     """
 
@@ -149,7 +148,7 @@ class GraphModel(Model):
 
     def __init__(self, model: PreTrainedModel, compiled: bool = False) -> None:
         if model.config.is_encoder_decoder:
-            raise RefusedError("graphs serve decoder-only models; give runtime='transformers'")
+            raise RefusedError("graphs support no encoder-decoders; give runtime='transformers'")
         self.eager = CausalModel(model)
         self.model, self.device = model, self.eager.device
         self.compute_dtype = self.eager.compute_dtype
@@ -162,7 +161,7 @@ class GraphModel(Model):
         self.passes: dict[tuple[int, int, int], GraphPass] = {}  # by number of slots, width and end
         self.shape = self.cache.shape  # the shape for which `passes` were recorded
         self.pool: Any = None
-        self.offset: Tensor | None = None  # lengths by slot, on the device; None: to be sent
+        self.offset: Tensor | None = None  # lengths by slot, on the device; None: not sent yet
 
     @property
     def lengths(self) -> list[int]:
@@ -219,7 +218,7 @@ class GraphModel(Model):
 
     def _send_first_positions(self) -> Tensor | None:
         """Return the position id of each slot's first token, on the device: 0, or `LONG_ROW_OFFSET`
-        for long sequences; None if it is 0 for all."""
+        for long sequences; None if all are 0."""
         if not any(self.long):
             return None
         return send(
@@ -227,8 +226,8 @@ class GraphModel(Model):
         )
 
     def _advance(self, counts: list[int]) -> None:
-        """Add the numbers of new tokens to the lengths. If they are equal, also add them on the
-        device, which saves sending the lengths again."""
+        """Add counts[b] to the length of each sequence b. If all counts are equal, also add them on
+        the device, which saves sending the lengths again."""
         self.cache.advance(counts)
         even = min(counts) == max(counts)
         self.offset = self.offset + counts[0] if even and self.offset is not None else None
@@ -251,8 +250,8 @@ class GraphModel(Model):
         return self.passes[rows, width, end]
 
     def _forward(self, ids: Tensor, lengths: Tensor, firsts: Tensor, end: int) -> PassOutputs:
-        """Run a forward pass over new tokens `ids`, which in each slot follow lengths[b] cached
-        tokens; no shape depends on the values."""
+        """Run a forward pass over new tokens `ids` `[slots, width]`. In slot b they follow
+        lengths[b] cached tokens. No shape depends on the tensors' values."""
         self.cache.lay_out(lengths, ids.shape[1], end)
         positions = self.cache.positions
         if self._max_context is not None:
@@ -276,8 +275,8 @@ class GraphPass:
     """A forward pass with its own input buffers: ids `[rows, width]`, and lengths and first
     positions, `[rows]` each.
 
-    `guard` checks the operations of its first run. On CUDA it is then recorded, and all later runs
-    replay the recording; each run overwrites the outputs of the run before.
+    `guard` checks the operations of the first run. On CUDA the pass is then recorded, and all later
+    runs replay the recording. Each run overwrites the outputs of the previous run.
     """
 
     def __init__(
@@ -297,9 +296,8 @@ class GraphPass:
         self.outputs: PassOutputs = torch.empty(0), torch.empty(0)
 
     def __call__(self, ids: Tensor, lengths: Tensor, firsts: Tensor | None) -> PassOutputs:
-        """Return the outputs for these ids. The rest of the buffer is set to id 0, since a leftover
-        id may have NaN values, and a weight of 0 from the mask does not remove a NaN from the
-        sum."""
+        """Return the outputs for these ids. The rest of the buffer is set to id 0: an id left over
+        from the previous run may have NaN values, which the mask's weight of 0 does not remove."""
         self.ids.zero_()
         self.ids[: ids.shape[0], : ids.shape[1]] = ids
         self.lengths[: len(lengths)] = lengths
@@ -319,7 +317,7 @@ class GraphPass:
         return self.outputs
 
     def run(self, watched: bool = False) -> PassOutputs:
-        """Run the forward pass. If `watched`, which means that `guard` checks it, its layers run
+        """Run the forward pass. watched: True if `guard` checks the operations; the layers then run
         uncompiled."""
         return self.forward(self.ids, self.lengths, self.first_positions, watched)
 
@@ -373,8 +371,8 @@ def rehearse(model: GraphModel) -> GraphModel:
 
 
 def _compare(model: GraphModel, layers: CompiledLayers) -> None:
-    """Turn compiled layers off if their logits differ from those of the stock model over a ragged
-    cache by more than rounding."""
+    """Turn compiled layers off if they change logits, compared with the stock model over a ragged
+    cache, by more than rounding."""
     reference = CausalModel(model.model)
     for runner in (model, reference):
         runner.start([[0]])

@@ -2,7 +2,7 @@
 arXiv 2306.17806): a model whose logits at each position combine two logits, after the prompt and
 after a negative prompt, both followed by the same output tokens.
 
-Drafters and verifiers use it like any other model.
+Drafters and verifiers use a guided model like any other model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_ABS_SCALE = 1000  # keeps logits far from the limits of float32
 
 @dataclass(slots=True)
 class GuidedSequence:
-    """The lengths of one sequence in tokens: of its prompt (0 until it is known) and in all."""
+    """The length in tokens of a sequence's prompt (0: not known yet), and of the whole sequence."""
 
     prompt: int
     length: int = 0
@@ -46,7 +46,7 @@ class GuidedModel(Model):
             )
         if model.needs_media:
             problem = "guidance takes token ids only, but this model needs an image or audio"
-            raise RefusedError(f"{problem}; leave it out")
+            raise RefusedError(f"{problem}; leave out guidance")
         self.inner, self.scale, self.negative = model, to_float(scale), [*(negative or ())]
         if not abs(self.scale) <= MAX_ABS_SCALE:  # NaN included
             raise InputError(
@@ -61,7 +61,7 @@ class GuidedModel(Model):
             if self.context < 2:
                 raise InputError(
                     f"negative has {self._negative_length} tokens, the model holds "
-                    f"{model.context}; give a shorter prompt"
+                    f"{model.context}; give a shorter negative prompt"
                 )
         self.seqs: list[GuidedSequence] = []
         self._prompt_lengths: list[int] = []  # of the sequences that join next
@@ -81,7 +81,7 @@ class GuidedModel(Model):
             if n and not seq.prompt:
                 seq.prompt = seq.length + len(block) - n + 1
             if n and seq.length + len(block) - n + 1 < seq.prompt:
-                raise RefusedError("guidance has no prompt_logprobs; leave one of them out")
+                raise RefusedError("guidance has no prompt_logprobs; leave out one of the two")
         both = self._interleave_blocks(self.seqs, blocks)
         logits = self.inner.score(both, [n for count in need for n in (count, count)])
         self.padding = self.inner.padding
@@ -106,7 +106,6 @@ class GuidedModel(Model):
 
     @property
     def _negative_length(self) -> int:
-        """The length of the negative prompt."""
         return len(self.negative) or 1
 
     def _count_second_tokens(self, seq: GuidedSequence) -> int:

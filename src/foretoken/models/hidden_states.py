@@ -30,8 +30,8 @@ class HiddenStates(NamedTuple):
 def append_new_states(
     old: Tensor, new: HiddenStates | None, position: int, columns: slice | None = None
 ) -> Tensor:
-    """Return `old` followed by the states of `new` from `position` on. columns: the hidden
-    dimensions to append; None: all. Returns `old` if `new` has no states there."""
+    """Return `old` followed by the states of `new` from `position` on, or `old` itself if `new` has
+    no such states. columns: the hidden dimensions to append; None: all."""
     states = None if new is None else new.get_from(position)
     if states is None or not len(states):
         return old
@@ -80,7 +80,7 @@ class HiddenStateStore:
                     parts.append(HiddenStates(first, states[: length - first]))
 
     def take(self) -> list[HiddenStates | None]:
-        """Return the states of each sequence, or None if it has none, and remove them from the
+        """Return the states of each sequence (None for a sequence without states), and empty the
         store."""
         taken = [_concatenate(parts) if parts else None for parts in self.rows]
         self.rows = [[] for _ in self.rows]

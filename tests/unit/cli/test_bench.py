@@ -22,7 +22,7 @@ from foretoken.measurement.plan import Plan, PlanOptions
 from pairs import relative
 from tiny import byte_level, folder, llama, t5
 
-OTHER = "has results of another command or of other models; remove it"
+OTHER = "has results of another command or of other models; remove the file"
 QUICK = ("--max-new-tokens", 8, "--repeats", 2, "--gamma", "2")
 
 

@@ -36,7 +36,7 @@ def test_versions_the_processor_memory_and_devices(
 def test_a_runtime_that_was_asked_for(console: Run, tmp_path: Path) -> None:
     model = folder(tmp_path / "m", llama(320), byte_level())
     result = console("doctor", model, "--runtime", "transformers", "--json")
-    assert json.loads(result.out)["why"].startswith("it was asked for")
+    assert json.loads(result.out)["why"].startswith("it was requested")
 
 
 @pytest.mark.native

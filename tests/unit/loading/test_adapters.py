@@ -86,7 +86,7 @@ def test_what_cannot_be_merged_is_said_in_a_line(tmp_path: Path) -> None:
     saved(tmp_path)
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     options: dict[str, Any] = {"adapter": adapter, "runtime": "transformers"}
-    refused(RefusedError, "holds an adapter", adapter, "lookup")
+    refused(RefusedError, "is an adapter", adapter, "lookup")
     refused(InputError, "contains no adapter: adapter_config.json: ", base, "lookup", adapter=base)
     refused(InputError, "adapter is 3", base, "lookup", adapter=3)
     refused(InputError, "the target is in memory", build("Llama"), "lookup", adapter=adapter)
@@ -97,9 +97,9 @@ def test_what_cannot_be_merged_is_said_in_a_line(tmp_path: Path) -> None:
     wide = {name: torch.zeros(9, 9) for name in weights}
     for wrong, says in (
         (few, "does not fit LlamaForCausalLM: .*it lacks base_model.*v_proj"),
-        (more, "does not fit LlamaForCausalLM: .*holds the unknown"),
+        (more, "does not fit LlamaForCausalLM: .*has the unknown weight"),
         (bad, "does not fit LlamaForCausalLM: NaNs detected"),
-        (wide, r"holds base_.* as \(9, 9\), not \(4, 32\)"),
+        (wide, r"has base_.* in shape \(9, 9\), not \(4, 32\)"),
     ):
         save_file(wrong, adapter / "adapter_model.safetensors")
         refused(InputError, says, base, "lookup", **options)
@@ -196,7 +196,7 @@ def test_a_model_with_an_adapter_for_its_sounds(tmp_path: Path) -> None:
         spec.generate([[5, 6, 7]], max_new_tokens=4)
     with pytest.raises(RefusedError, match="guidance takes token ids only"):
         spec.guided(2.0)
-    refused(RefusedError, "its own and supports no", tmp_path, "lookup", adapter=tmp_path)
+    refused(RefusedError, "its own adapter and supports no", tmp_path, "lookup", adapter=tmp_path)
     refused(InputError, "generate turns its adapter on and off", theirs, "lookup")
     refused(RefusedError, "only torch can merge", tmp_path, "lookup", runtime="native")
     weights = load_file(tmp_path / "adapter_model.safetensors")

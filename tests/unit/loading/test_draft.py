@@ -46,7 +46,7 @@ def test_names_that_are_no_drafters(bare):
     for draft in ("gpt2", "opt", "t5-small", "owner/lookup", "me/look-up", "C:/a"):
         assert "did you mean" not in refused(InputError, ".", bare, draft)
     for draft in ("lookup+", "lookup+none", "lookup+lookup", "lookup+lookup+self"):
-        message = re.escape(f"draft is {draft!r}; give lookup+ and a draft model")
+        message = re.escape(f"draft is {draft!r}; give lookup, or lookup+ and a draft model")
         refused(InputError, message, bare, draft)
     assert list_target_copies("float32", 5) == ["self:int8", "self:int4", "self:0,2,4"]
     assert list_target_copies("int8", 4) == ["self:int4", "self:0,2,3"]

@@ -256,7 +256,7 @@ FOLDERS: list[tuple[Callable[[Path], Any], type[ForetokenError], str]] = [
     (other(CONFIG, OWN_CODE), InputError, "cannot be read as a model"),  # which is not run
     (other(CONFIG, hidden_act="nosuch"), InputError, "cannot be built from its config: .*nosuch"),
     (other(CONFIG, intermediate_size=40), InputError,
-     r"model.layers.0.mlp.down_proj.weight as .*\(32, 48\), but its config gives \(32, 40\)"),
+     r"layers.0.mlp.down_proj.weight in shape .*\(32, 48\), but its config requires \(32, 40\)"),
     (changed(lambda file: file.write_bytes(file.read_bytes()[:1000])), InputError, "be loaded"),
     (changed(Path.unlink), InputError, "holds no weights"),
     (changed(lambda file: llama(64).model.save_pretrained(file.parent)), InputError,
@@ -290,7 +290,7 @@ ARGUMENTS: list[tuple[list[Any], dict[str, Any], str]] = [
     ([MODEL], {"tokenizer": "a" * 5000}, "the tokenizer in a+ cannot be read"),
     ([MODEL], {"tokenizer": "no-such"}, "the tokenizer in no-such cannot be read"),
     ([MODEL], {"device": None}, "device is None; give 'cpu'"),
-    ([MODEL], {"device": "meta"}, "device 'meta' holds no numbers; give 'cpu'"),
+    ([MODEL], {"device": "meta"}, "device 'meta' stores no values; give 'cpu'"),
     ([MODEL], {"dtype": torch.float32}, "dtype is torch.float32; give one of"),
     ([MODEL], {"generation_config": "skip"}, "generation_config is 'skip'"),
     ([MODEL], {"draft_taps": "states"}, "draft_taps is 'states'"),

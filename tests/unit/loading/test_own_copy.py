@@ -127,7 +127,7 @@ INVALID: list[tuple[str, dict[str, str], type[ForetokenError], str]] = [
     ("self:int4", {"draft_dtype": "int8"}, InputError, "'int8'; leave out draft_dtype"),
     ("self", {"dtype": "int4"}, InputError, "weights are in int4 too; give a target of another"),
     ("self", {"runtime": "transformers"}, RefusedError, "give runtime='native'"),
-    ("self", {"draft_dtype": "float16"}, RefusedError, "the native decoder has no float16"),
+    ("self", {"draft_dtype": "float16"}, RefusedError, "does not support float16"),
 ]
 
 

@@ -127,9 +127,9 @@ MATRIX: list[tuple[str, dict[str, Any], str | None, str]] = [
     ("dense", {}, "native", "it passed the self-check"),  # whatever is kept
     ("dense", {"dtype": "int8"}, "native", ""),
     ("dense", {"runtime": "native"}, "native", ""),
-    ("dense", {"runtime": "transformers"}, "transformers", "it was asked for"),
-    ("dense", {"dtype": "float64"}, "transformers", "the native decoder has no float64"),
-    ("dense", {"dtype": "float64", "runtime": "native"}, None, "no float64"),
+    ("dense", {"runtime": "transformers"}, "transformers", "it was requested"),
+    ("dense", {"dtype": "float64"}, "transformers", "the native decoder does not support float64"),
+    ("dense", {"dtype": "float64", "runtime": "native"}, None, "not support float64"),
     ("experts", {}, "transformers", "native decoder expects (experts"),
     ("experts", {"runtime": "native"}, None, "(experts"),
     ("experts", {"dtype": "int8"}, None, "; give dtype='float32'"),

@@ -55,7 +55,7 @@ def test_a_models_files(tmp_path):
     (path / "model.safetensors.index.json").write_text("[")  # loading reports it
     assert path / "model.safetensors" in (find_source(path, None, False).list_files() or ())
     (path / "adapter_config.json").write_text("{}")
-    with pytest.raises(RefusedError, match="holds an adapter"):
+    with pytest.raises(RefusedError, match="is an adapter"):
         find_source(path, None, False).list_files()
 
 

@@ -110,7 +110,7 @@ def test_integers_that_nothing_explains(model: Path, form: str, kind: torch.dtyp
     weights = load_file(file)
     weights[key] = (weights[key] * 100).to(kind)
     save_file(weights, file, metadata={"format": "pt"})
-    refused(InputError, f"holds {key} in .*no quantization_config", in_form(model, form))
+    refused(InputError, f"has {key} in .*no quantization_config", in_form(model, form))
 
 
 def test_what_a_config_explains_or_no_model_reads_may_be_integers() -> None:

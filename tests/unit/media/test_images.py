@@ -113,7 +113,7 @@ def test_grey_has_the_range_of_its_file() -> None:
         (Image.new("I", (2, 2), 200), "signed or 32-bit integers"),
         (tiff(full(100, "u1", 3), photometric=8), "Lab colors"),
     ):
-        with pytest.raises(InputError, match=f"image 0 holds {kind}, .*; save it"):
+        with pytest.raises(InputError, match=f"image 0 holds {kind}, .*; save the"):
             load_image(value, "image 0")
 
 
@@ -136,7 +136,7 @@ def test_more_pixels_than_fit_are_not_read(monkeypatch: pytest.MonkeyPatch) -> N
     bomb = saved(Image.new("1", (20_000, 20_000)))  # 50 kB, too large for PIL itself
     limits = [(None, "99"), (25_000_000, "25,000,000"), (10**9, f"{2 * PILS_OWN:,}")]
     for most, limit in limits:
-        with pytest.raises(InputError, match=f"image 3 has more than {limit} pixels; make it"):
+        with pytest.raises(InputError, match=f"image 3 has more than {limit} pixels; give"):
             load_image(url(bomb), "image 3", most)
 
 

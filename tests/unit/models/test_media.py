@@ -506,7 +506,7 @@ def test_what_the_native_decoder_refuses() -> None:
         (
             hears,
             {**sound, "pixel_values": torch.zeros(1, 3, 4, 4)},
-            "it takes input_features alone, not pixel_values",
+            "it takes only input_features, not pixel_values",
         ),
     ):
         with pytest.raises(InputError, match=says):

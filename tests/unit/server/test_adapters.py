@@ -204,7 +204,7 @@ def test_the_base_engine_checks_all_adapters_before_it_loads(
         said[adapter] = own.recv().message
     assert "no weights" in said.pop(fast)
     (message,) = said.values()
-    assert "other does not fit LlamaForCausalLM: it holds the unknown" in message
+    assert "other does not fit LlamaForCausalLM: it has the unknown weight" in message
 
 
 def test_the_engine_of_one_name_dies_alone(

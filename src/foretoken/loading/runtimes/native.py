@@ -31,8 +31,8 @@ REFUSALS_FILE = "not-native.json"  # digest of a folder -> why the native decode
 
 
 def find_refusal(model: ModelFacts, placement: Placement) -> str | None:
-    """Return why the native decoder cannot run a model; None if its family passed the self-check,
-    now or when it was converted."""
+    """Return why the native decoder cannot run a model; None if the model's family passed the
+    self-check, now or at an earlier conversion."""
     if placement.device.type != "cpu":
         return f"the native decoder runs on the CPU, not on {placement.device}"
     try:
@@ -54,7 +54,7 @@ def find_refusal(model: ModelFacts, placement: Placement) -> str | None:
 
 def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
     """Return the model, loaded from its cached conversion, and remarks on how it runs. If no
-    conversion is cached, it is made first."""
+    conversion is cached, one is made first."""
     with _save_refusals(model, placement):
         converted = _make_conversion(model, _choose_dtype(model, placement))
         return replace(converted, taps=placement.taps).load_model(), ["it passed the self-check"]
@@ -63,8 +63,8 @@ def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
 @contextmanager
 def _save_refusals(model: ModelFacts, placement: Placement) -> Iterator[None]:
     """Store the message of a RefusedError raised in this context, so that the next process refuses
-    the folder at once. It is not stored if its cause may be a draft's taps or an error in the
-    family's code."""
+    the folder at once. The message is not stored if the cause may be a draft's taps or an error in
+    the family's code."""
     try:
         yield
     except RefusedError as error:
@@ -80,9 +80,9 @@ def _compute_refusal_key(folder: ModelSource, dtype: str) -> str:
 
 
 def read_cached_facts(model: ModelFacts, placement: Placement) -> dict[str, Any] | None:
-    """Return the model's description stored with its cached conversion; None if there is none, if
-    the placement needs another backend, or if the model's config would have to be loaded first (a
-    model on the hub, dtype auto or custom code)."""
+    """Return the model's description stored with its cached conversion; None if no conversion is
+    cached, if the placement needs another backend, or if the model's config would have to be loaded
+    first (a model on the hub, dtype auto or custom code)."""
     folder, dtype = model.folder, placement.dtype
     if placement.runtime not in ("auto", "native") or placement.device.type != "cpu":
         return None
@@ -119,8 +119,8 @@ def make_companion(
 
 
 def describe_abilities() -> str:
-    """Return the instruction set and dtypes of the native decoder on this machine, or why it cannot
-    run."""
+    """Return the instruction set and dtypes of the native decoder on this machine, or why the
+    decoder cannot run."""
     try:
         require_library()
         return f"runs on {library.choose_instruction_set()}, {', '.join(conversion.NATIVE_DTYPES)}"
@@ -139,10 +139,10 @@ def _choose_dtype(model: ModelFacts, placement: Placement) -> str:
 
 def _make_conversion(model: ModelFacts, dtype: str) -> NativeConversion:
     """Return the conversion of a model; a model in memory is copied. Raises RefusedError for a
-    precision that the native decoder lacks, or if it was not compiled."""
+    precision that the native decoder lacks, or if the decoder was not compiled."""
     require_library()
     if dtype not in conversion.NATIVE_DTYPES:
-        raise RefusedError(f"the native decoder has no {dtype}")
+        raise RefusedError(f"the native decoder does not support {dtype}")
     if model.source is None:
         return NativeConversion(None, dtype, partial(copy.deepcopy, model.structure))
     load = partial(model.load_network, "float32", torch.device("cpu"))
@@ -150,8 +150,8 @@ def _make_conversion(model: ModelFacts, dtype: str) -> NativeConversion:
 
 
 def _read_facts_to_store(model: ModelFacts) -> dict[str, Any]:
-    """Return the model's generation config, to be stored with the conversion as `settings`; None in
-    its place if the model cannot be a target."""
+    """Return the facts to store with a conversion: as "settings" the model's generation config, or
+    None if the model cannot be a target."""
     try:
         settings = read_settings(model.structure).to_dict()
     except ForetokenError:

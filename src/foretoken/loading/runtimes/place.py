@@ -32,8 +32,8 @@ class PlacedModel:
 def place(model: ModelFacts, placement: Placement) -> PlacedModel:
     """Return the model on the first backend that runs its family exactly.
 
-    A network in memory is used as it is, on its own device, unless a backend is requested by name,
-    which then runs a copy. Raises RefusedError if no backend supports the placement.
+    A network in memory stays on its device and is not copied, except that the native decoder, if
+    requested by name, runs a copy. Raises RefusedError if no backend supports the placement.
     """
     if model.source is None:
         placement = replace(placement, device=model.structure.device)
@@ -56,14 +56,14 @@ def place(model: ModelFacts, placement: Placement) -> PlacedModel:
 
 
 def _list_candidates(model: ModelFacts, placement: Placement) -> tuple[list[str], list[str]]:
-    """Return the backends to try, in order, and a list that holds the reason if torch is tried
-    first. Raises RefusedError for a precision that the requested backend lacks."""
+    """Return the backends to try, in order, and a list with the reason if torch is tried first,
+    else []. Raises RefusedError for a precision that the requested backend lacks."""
     requested, is_rounded = placement.runtime, placement.dtype in ROUNDED_DTYPES
     if model.source is not None and model.source.has_own_adapter:
         if requested not in ("auto", "transformers") or is_rounded:
             problem = f"{model.name} has an adapter of its own, which only torch can merge"
-            raise RefusedError(f"{problem}; leave runtime, int8 and int4 out")
-        return ["transformers"], ["its own adapter is merged there"]
+            raise RefusedError(f"{problem}; give runtime='auto' and neither int8 nor int4")
+        return ["transformers"], ["torch merges its own adapter"]
     on_cuda = placement.device.type == "cuda"
     if requested == "auto" and model.source is None and not on_cuda:
         return ["transformers"], ["it was in memory"]
@@ -73,7 +73,7 @@ def _list_candidates(model: ModelFacts, placement: Placement) -> tuple[list[str]
             "runtime at 'auto'"
         )
     if requested != "auto":
-        return [requested], ["it was asked for"] if requested == "transformers" else []
+        return [requested], ["it was requested"] if requested == "transformers" else []
     if is_rounded:
         return ["native"], []
     return ["graphs" if on_cuda else "native", "transformers"], []

@@ -37,13 +37,13 @@ def find_refusal(model: ModelFacts, placement: Placement) -> str | None:
 
 
 def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
-    """Return the model, and remarks on how it runs. Raises RefusedError if it cannot expose hidden
-    states at the taps, or does not run in its precision."""
+    """Return the model, and remarks on how it runs. Raises RefusedError if the model cannot expose
+    hidden states at the taps, or does not run in its precision."""
     network = model.load_network(placement.dtype, placement.device)
     form, notes = model.form_on_torch or _find_exact_form(network)
     remarks = [*notes]
     require_precision(network, form)
-    if model.source is not None:  # before the model is run, which stores references to its layers
+    if model.source is not None:  # before the first run, which stores references to layers
         packing = pack(network)
         packed = f"{packing.layers} layers packed"
         remarks.append(packed if packing.layers else f"unpacked: {packing.reason}")
@@ -51,7 +51,7 @@ def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
     if placement.taps:
         if not running.capabilities.taps:
             raise RefusedError(
-                f"{type(network).__name__} runs in {form.name}, and so does not expose the hidden "
+                f"{type(network).__name__} runs with {form.name}, so it does not expose the hidden "
                 "states that the draft uses; give another draft"
             )
         running.tap(placement.taps)
@@ -60,8 +60,8 @@ def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
 
 def _find_exact_form(network: PreTrainedModel) -> tuple[CheckedBackend, list[str]]:
     """Return the first way of running on torch that passes the self-check (in batches, then one
-    sequence at a time), and remarks. If batches failed, the remarks are why they failed and what
-    single sequences cost. Raises RefusedError if neither passes."""
+    sequence at a time), and remarks. If batches failed, the remarks give the reason and the cost of
+    single sequences. Raises RefusedError if neither way passes."""
     network, form, remarks = get_language_model(network), TORCH_BACKEND, list[str]()
     try:
         checked_itself = run_self_check(network, form).on_full_model
@@ -94,5 +94,5 @@ def require_precision(network: PreTrainedModel, form: CheckedBackend) -> None:
         dtype = str(network.dtype).removeprefix("torch.")
         raise RefusedError(
             f"{type(network).__name__} does not run in {dtype} on {network.device}: its code "
-            f"raised {log_error_kind(error)}; give dtype='float32', or model.float() in memory"
+            f"raised {log_error_kind(error)}; give dtype='float32' (in memory: model.float())"
         ) from error

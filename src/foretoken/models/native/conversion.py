@@ -129,7 +129,7 @@ class NativeConversion:
         return store.compute_key(source, CONVERSION_FORMAT, "native", self.dtype)
 
     def _convert_temporarily(self) -> tuple[NativePasses, dict[str, Any]]:
-        """Convert into a temporary folder. It is removed when the passes are garbage-collected."""
+        """Convert into a temporary folder, removed when the passes are garbage-collected."""
         place = Path(tempfile.mkdtemp(prefix="foretoken-"))
         try:
             passes, facts = self._open_conversion(StoredConversion(place, self._convert(place)))
@@ -188,9 +188,8 @@ def _describe_media_encoder(network: PreTrainedModel) -> dict[str, Any] | None:
 
 
 def _get_compute_dtype(network: dict[str, Any], dtype: str) -> str:
-    """Return the precision of the matrix products. It is int4 even for dtype int8 if all products
-    come from a checkpoint quantized to four bits: its blocks are not widened, so the model is the
-    same as with int4."""
+    """Return the precision of the matrix products: `dtype`, except int4 for dtype int8 if all of
+    their weights come from a checkpoint quantized to four bits, which is stored as it is."""
     products = [layer[name] for layer in network["layers"] for name in LAYER_PRODUCTS]
     kinds = {each["kind"] for each in products if each is not None}
     return "int4" if dtype == "int8" and kinds == {"int4"} else dtype

@@ -101,12 +101,12 @@ class WeightFile:
     def append_weight(
         self, linears: list[Linear], bits: int | None = None, *, rounding: bool = True
     ) -> dict[str, Any]:
-        """Append one weight, or several weights as one with their outputs concatenated, and return
-        its description. Consecutive weights in the same storage format form one array; the weights
-        after them are described under `rest`.
+        """Append one weight, made of these layers with their outputs concatenated, and return its
+        description. Consecutive layers in the same storage format form one array; `rest` describes
+        the layers after them.
 
-        bits: Maximum number of bits; None: those of the file's dtype. rounding: If False, weights
-        are stored without loss (see `pack`).
+        bits: Maximum number of bits; None: the bits of the file's dtype. rounding: If False, the
+        weight is stored without loss (see `pack`).
         """
         if rounding and self.bits is None:
             bits, rounding = MAX_LOSSLESS_BITS, False
@@ -199,8 +199,8 @@ def _write_network(
     decoder: Decoder, writer: WeightFile, shared: tuple[Any, float] | None = None
 ) -> dict[str, Any]:
     """Write the weights of a decoder or an encoder; return its description, in which "ropes" is
-    still empty. shared: The embeddings of another network with the same embeddings, as
-    `_write_embeddings` returned them."""
+    still empty. shared: The result of `_write_embeddings` for another network with equal
+    embeddings; None: write the embeddings."""
     head, pairs = decoder.head and writer.append_weight([decoder.head], 8), decoder.pairs
     embeddings, factor = shared or (None, 1.0)
     if not shared and (vectors := _get_vectors(decoder)):
@@ -250,7 +250,7 @@ def _describe_rope(rope: Rope, base: Any, switch: int | None) -> dict[str, Any]:
         unrotated = [0.0] * (len(rope.frequencies) - len(frequencies))
         return {"frequencies": [*frequencies, *unrotated], "scale": float(cosine[0, 0, 0])}
 
-    # both are computed here: the reader may have inferred those of short or of long sequences
+    # both are computed here: `rope` may have the frequencies of short or of long sequences
     return facts | {"long": compute_frequencies(switch)} | compute_frequencies(0)
 
 
@@ -401,7 +401,7 @@ def count_channels(layer: dict[str, Any]) -> int:
 
 
 def count_state_numbers(layer: dict[str, Any]) -> int:
-    """Return the size, in floats, of one sequence's states of a layer's convolution and
+    """Return the size, in floats, of the states of one sequence in a layer's convolution and
     recurrence."""
     part, channels = layer["recurrence"], count_channels(layer)
     if part["rule"] == CONVOLUTION:
@@ -473,7 +473,7 @@ def make_weight_record(
     part: dict[str, Any] | None, memory: NDArray[np.uint8], owned: list[Any]
 ) -> library.WeightRecord:
     """Return the ctypes struct of a weight in mapped memory. Structs that it points to are appended
-    to `owned`, which must outlive it."""
+    to `owned`, which must outlive the returned struct."""
     if part is None:
         return library.WeightRecord()
     if part["rest"] is not None:

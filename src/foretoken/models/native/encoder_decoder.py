@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 class EncoderStateHandoff:
     """Hidden states of recently encoded sources, passed from a target to a draft model with the
-    same encoder, which then does not run its own. Each entry can be taken once."""
+    same encoder, so that the draft model need not encode them. Each entry can be taken once."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, tuple[int, Tensor]] = OrderedDict()

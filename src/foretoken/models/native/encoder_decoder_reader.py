@@ -94,7 +94,7 @@ class EncoderDecoderReader(NetworkReader):
 
     def _read_stack(self, stack: Any, limit: int | None) -> tuple[Decoder, list[Any]]:
         """Return the network of an encoder or decoder, without a head, and the stack's
-        cross-attention modules. limit: Its context length."""
+        cross-attention modules. limit: The stack's context length."""
         self.distance_biases = []
         self.base = stack
         self.positions = self._read_positions(limit)
@@ -196,7 +196,7 @@ class EncoderDecoderReader(NetworkReader):
     def _read_distance_bias(self, part: Any) -> int:
         """Read an attention's table of biases by distance; return its number in `distance_biases`,
         counted from 1. An attention without a table uses the stack's first table: return 1, or 0 if
-        there is none."""
+        the stack has none."""
         learned = getattr(part, "relative_attention_bias", None)
         if learned is None:
             return min(1, len(self.distance_biases))

@@ -35,10 +35,10 @@ NUM_TRIAL_TOKENS = 64
 
 
 def read_experts(reader: NetworkReader, part: Any, shared: Any) -> tuple[Experts, GatedMLP | None]:
-    """Return a block's experts, and the MLP that all tokens share, or None if there is none.
+    """Return a block's experts, and the shared MLP, which runs for all tokens (None: no such MLP).
 
-    part: The block; it may contain a shared MLP with a gate. shared: The shared MLP if it is a
-    module of the layer instead, else None.
+    part: The block, which may contain the shared MLP and its gate. shared: The shared MLP if it is
+    in the layer instead of the block, else None.
     """
     router = reader.find_part(part, ROUTER_NAMES, "router")
     owner = router
@@ -142,8 +142,8 @@ def _infer_routing(
     bias: Tensor | None,
     score_bias: Tensor | None,
 ) -> Routing:
-    """Return the rule by which the router chooses experts and their weights: the known rule that
-    gives the router's results. Raises RefusedError if there is none."""
+    """Return the rule by which the router chooses experts and their weights. It is found by
+    comparing the router's results. Raises RefusedError if no known rule gives these results."""
     states = make_random_states(1, NUM_TRIAL_TOKENS, weight.shape[1])
     given = [x for x in inspect.signature(router.forward).parameters if x in SCORE_BIAS_NAMES]
     groups = getattr(router, "num_group", None) or 1, getattr(router, "topk_group", None) or 1

@@ -33,8 +33,8 @@ NUM_TRIAL_POSITIONS = 6
 
 
 def read_latents(reader: NetworkReader, part: Any) -> Attention:
-    """Return attention whose keys and values are computed from latents. Raises RefusedError if it
-    is of another kind than the kernels support."""
+    """Return attention whose keys and values are computed from latents. Raises RefusedError if
+    the attention is of a kind that the kernels do not support."""
     rank, rotary_width = int(part.kv_lora_rank), int(part.qk_rope_head_dim)
     inner, width, heads = int(part.qk_nope_head_dim), int(part.v_head_dim), int(part.num_heads)
     reader.require(rank > 0 and rotary_width > 0 and inner > 0, "latents of unknown width")

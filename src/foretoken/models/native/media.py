@@ -56,7 +56,8 @@ class EmbeddedPrompt:
         ids: Token ids, used to look up per-layer inputs.
         embeddings: `[n, H]`.
         positions: `[axes, n]`.
-        axes: For each pair of a head, the axis whose positions rotate it; [] if there is one axis.
+        axes: For each pair of numbers in a head, the axis whose positions rotate the pair; [] if
+            there is only one axis.
         ends: `[n]`: token i attends to the positions before ends[i]. None: attention is causal.
         added: For some layers, states `[n, H]` that are added to the layer's output.
     """
@@ -70,8 +71,8 @@ class EmbeddedPrompt:
 
     @property
     def position_shift(self) -> int:
-        """The difference between the next token's rotary position and its index. It is not 0
-        because an image takes fewer positions than tokens."""
+        """The difference between the next token's rotary position and its index. An
+        image may take fewer positions than tokens, so the difference may be negative."""
         return int(self.positions.max()) + 1 - len(self.ids)
 
     def take_first(self, n: int) -> EmbeddedPrompt:
@@ -79,7 +80,7 @@ class EmbeddedPrompt:
         return replace(self, ids=self.ids[:n], embeddings=self.embeddings[:n], ends=ends)
 
     def drop_first(self, n: int) -> EmbeddedPrompt | None:
-        """Return the inputs without those of the first n tokens; None if no tokens remain."""
+        """Return the inputs of all but the first n tokens; None if no tokens remain."""
         if n >= len(self.ids):
             return None
         return replace(
@@ -95,10 +96,10 @@ class EmbeddedPrompt:
 class NativeMediaModel(NativeModel):
     """A Model over `passes` whose prompts may contain media.
 
-    network: Loads transformers' model; called when the first media come. All of the model but its
-    decoder layers is used.
+    network: Loads transformers' model; called when the first media arrive. All of that model except
+    its decoder layers is used.
 
-    exact: Makes a native float32 model of transformers' model, to compare the two on media.
+    exact: Converts transformers' model to a native float32 model, to compare both on media.
     """
 
     capabilities = replace(NativeModel.capabilities, media=True)
@@ -149,8 +150,8 @@ class NativeMediaModel(NativeModel):
 
     def _compare_with_stock(self, network: PreTrainedModel, media: Media) -> str | None:
         """Compare the output of a float32 native model with transformers' `generate` of the whole
-        model, on these media. Return why they differ; None if they agree, which is then stored so
-        that the comparison need not be repeated."""
+        model, on these media. Return why the outputs differ. If they agree, store that fact, so
+        that the comparison need not be repeated, and return None."""
         with use_all_torch_threads():
             exact: Any = self._exact(network)
             reason, judged = import_stock_media().find_media_objection(network, exact, media)
@@ -176,7 +177,7 @@ class NativeMediaModel(NativeModel):
     def _prefill_embedded(self, b: int, prompt: list[int], embedded: EmbeddedPrompt) -> None:
         """Prefill sequence b with a prompt that contains media. `prompt` may be shorter than the
         embedded prompt, or longer if the sequence joins again with its output: output tokens are
-        embedded as text, even if their ids are those of media."""
+        embedded as text, even if they have ids of media tokens."""
         seq, n = self.seqs[b], len(embedded.ids)
         self.salts[b], seq.may_share, seq.position_shift = (
             UnsharedSalt(),
@@ -241,9 +242,9 @@ class NativeMediaModel(NativeModel):
         )
 
     def _find_lookup_ids(self, ids: list[int], inputs: Tensor) -> list[int]:
-        """Return the ids that have these per-layer inputs: the prompt's ids, with the padding id in
-        place of media tokens, as families look them up. Raises RefusedError if these ids have other
-        per-layer inputs."""
+        """Return the ids with which families look up per-layer inputs: the prompt's ids, with the
+        padding id in place of media tokens. Raises RefusedError if these ids do not give
+        `inputs`."""
         config = self._network.config.get_text_config(decoder=True)
         marked = import_stock_media().get_media_token_ids(self._network)
         other = [config.pad_token_id if id in marked else id for id in ids]
@@ -305,8 +306,8 @@ def _make_mask_refusal() -> RefusedError:
 
 
 def collect_added_states(given: dict[str, Any], n: int) -> dict[int, Tensor]:
-    """Return the states `[n, H]` to add to the output of each layer (Qwen3-VL's image features), by
-    layer; given: the arguments of transformers' decoder."""
+    """Return, by layer, the states `[n, H]` to add to the layer's output (Qwen3-VL's image
+    features). given: the arguments of transformers' decoder."""
     features, positions = given.get("deepstack_visual_embeds"), given.get("visual_pos_masks")
     if features is None:
         return {}
@@ -327,9 +328,8 @@ def import_stock_media():  # not annotated: the type is the module's
 
 
 def describe_media(network: PreTrainedModel) -> dict[str, Any]:
-    """Return what must be stored about a model that takes media. Raises RefusedError if its decoder
-    takes inputs that `EmbeddedPrompt` does not have, or if the decoder belongs to an inner model
-    with a `generate` of its own."""
+    """Return facts to store about a model that takes media. Raises RefusedError if the decoder has
+    inputs that `EmbeddedPrompt` lacks, or is in an inner model with a `generate` of its own."""
     media = import_stock_media()
     more = media.get_forward_parameters(type(network.get_decoder())) - KNOWN_ARGUMENTS
     if more or media.get_language_model(network) is not network:
@@ -340,9 +340,9 @@ def describe_media(network: PreTrainedModel) -> dict[str, Any]:
 
 
 def find_position_axes(network: PreTrainedModel) -> list[int]:
-    """Return, for each pair of a head, the axis whose positions rotate it, if the decoder has three
-    axes of positions (Qwen-VL); [] if it has one axis. Raises RefusedError for any other
-    decoder."""
+    """Return, for each pair of numbers in a head, the axis whose positions rotate the pair, for a
+    decoder with three axes of positions (Qwen-VL); [] for a decoder with one axis. Raises
+    RefusedError for any other decoder."""
     config: Any = network.config.get_text_config(decoder=True)
     rotary: Any = getattr(network.get_decoder(), "rotary_emb", None)
     settings: Any = getattr(config, "rope_parameters", None) or {}

@@ -43,8 +43,8 @@ MIN_SHARED_TOKENS = PAGE_POSITIONS  # shorter common prefixes are not shared
 
 
 class UnsharedSalt:
-    """The salt of a sequence with media. No other sequence may share its pages, because they depend
-    on more than its tokens; each instance is equal to itself only."""
+    """The salt of a sequence with media, whose pages no other sequence may share, because they
+    depend on more than the tokens. Each instance is equal only to itself."""
 
 
 class NativeModel(Model):
@@ -67,7 +67,7 @@ class NativeModel(Model):
         self.seqs: list[PagedSequence] = []
         # recurrent states at the ends of prefixes, for later sequences with the same prefix
         self.state_cache: PrefixCache | None = None
-        self.token_ids: list[list[int]] = []  # the tokens of each sequence whose KV is cached
+        self.token_ids: list[list[int]] = []  # the cached tokens of each sequence
         self.salts: list[Hashable] = []
         self.salt = ""  # of the sequences that join next
         # number of tokens found in the prefix cache, for each sequence of the last `start`
@@ -82,7 +82,7 @@ class NativeModel(Model):
     def __reduce__(self) -> Any:
         raise RefusedError(
             "a model on the native decoder cannot be copied or pickled; load it again, in this or "
-            "another process: the weights are memory-mapped, so they are shared"
+            "another process: all copies share the memory-mapped weights"
         )
 
     @property
@@ -123,15 +123,15 @@ class NativeModel(Model):
 
     @property
     def _prefix_key(self) -> Hashable:
-        """Return the key under which the sequences that join next share pages: their salt, marked
-        if they have the rotary positions of long contexts."""
+        """Return the key under which the sequences that join next share pages: their salt, with a
+        mark if they are long sequences."""
         return (self.salt, "long") if self._long_context else self.salt
 
     def _find_resumable(self, prompt: list[int], length: int) -> tuple[int, Any]:
         """Return how many of a prompt's first `length` tokens a new sequence can skip, and copies
-        of the recurrent states after these tokens (None if the model has none). This may be fewer
-        than `length`: pages could be shared up to there, but recurrent states are cached at a few
-        positions only."""
+        of the recurrent states after these tokens (None if the model has none). The number may be
+        below `length`, up to which pages could be shared, because recurrent states are cached only
+        at a few positions."""
         if self.passes.states is None:
             return length, None
         if self.state_cache is None:
@@ -210,7 +210,6 @@ class NativeModel(Model):
         self._prefill(unread)
 
     def _make_seqs(self, count: int) -> list[PagedSequence]:
-        """Return `count` empty sequences."""
         seqs = [PagedSequence(self.pool, long=self._long_context) for _ in range(count)]
         if self.passes.states is not None:
             for seq in seqs:
@@ -269,8 +268,8 @@ class NativeModel(Model):
         self, passes: NativePasses, past: list[int], blocks: list[list[int]], need: list[int]
     ) -> Tensor:
         """Return logits as `score` does, but computed by the network of `passes` over this model's
-        pages, of which the first past[b] tokens of sequence b are cached. Does not change the
-        sequences' lengths."""
+        pages. The first past[b] tokens of sequence b are cached. Does not change the sequences'
+        lengths."""
         B, most, own = len(blocks), max(need, default=0), passes is self.passes
         parts = [
             SequencePart(self.seqs[b], past[b], block, need[b], b * most)
@@ -318,13 +317,13 @@ class NativeModel(Model):
         embeddings: Tensor | None = None,
     ) -> tuple[ChainedTokens, list[int]]:
         """Make draft tokens as `chain` does, but with the network of `passes` over this model's
-        pages, of which the first past[b] tokens of sequence b are cached. Does not change the
-        sequences' lengths.
+        pages. The first past[b] tokens of sequence b are cached. Does not change the sequences'
+        lengths.
 
-        limits: the sequences' maximum lengths, as `check_room` takes them.
+        limits: the maximum lengths for `check_room`.
 
-        Returns the draft tokens, and the number of tokens of each sequence that are cached
-        afterwards, which are all but the last draft token.
+        Returns the draft tokens, and for each sequence the number of tokens that are then cached:
+        all except the last draft token.
         """
         counts = [len(block) + max(0, g - 1) for block, g in zip(blocks, budget, strict=True)]
         check_room(past, counts, limits)
@@ -481,9 +480,6 @@ class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
         return made[:, : self.passes.width]
 
     def set_draft_pairs(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
-        """Set the inputs of the next call of `chain`: N pairs, each of a token and the target's
-        hidden states at the taps. `states`: these hidden states, `[N, W]`; `embeddings`: the table
-        that embeds the tokens, `[V, E]`. Raises MemoryError."""
         n, E, H = len(tokens), embeddings.shape[1], self.passes.width
         own = states.float().contiguous()
         given, joined = torch.empty(n, E + H), torch.empty(n, self._join.outputs)
@@ -497,6 +493,4 @@ class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
         self.passes.input_states = given
 
     def set_next_pairs(self, pairs: Tensor, counts: list[int]) -> None:
-        """Set the inputs of the next `score`, `[sum(counts), E + H]`: for each sequence an
-        embedding, then a hidden state."""
         self.passes.input_states = pairs.float().contiguous()

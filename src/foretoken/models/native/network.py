@@ -70,19 +70,19 @@ class Linear:
     bias: Floats | None = None
 
     def select_outputs(self, rows: RowIndices) -> Linear:
-        """Return the layer with these outputs only, with zeros for indices of -1."""
+        """Return the layer with these outputs only; an index of -1 gives a zero output."""
         return Linear(
             take_rows(self.weight, rows), None if self.bias is None else take_rows(self.bias, rows)
         )
 
     def select_inputs(self, columns: RowIndices) -> Linear:
-        """Return the layer with these inputs only, with zero weights for indices of -1."""
+        """Return the layer with these inputs only; an index of -1 gives zero weights."""
         return Linear(np.ascontiguousarray(take_rows(self.weight.T, columns).T), self.bias)
 
     def scale_by(self, inputs: Any, outputs: Any = 1.0) -> Linear:
-        """Return an equivalent of this layer with its inputs multiplied by `inputs`, and its
-        outputs by `outputs`. Each is a number, or an array with a factor for each input or
-        output."""
+        """Return one layer that multiplies its inputs by `inputs`, applies this layer, and
+        multiplies the result by `outputs`. A factor is a number, or an array with a number for each
+        input or output."""
         outputs = np.asarray(outputs, np.float32)
         weight = self.weight * (outputs.reshape(-1, 1) * np.float32(inputs))
         return Linear(weight, None if self.bias is None else self.bias * outputs)
@@ -208,8 +208,8 @@ class RecurrentMixer:
     filter_bias: Floats | None = None
     key_heads: int = 1
     key_width: int = 0
-    steps: Linear | None = None  # gives the logits of decays (dt), then those of beta
-    decay: Floats | None = None  # factors of steps in log decays, -exp(A_log)
+    steps: Linear | None = None  # its outputs: logits of decays (dt), then logits of beta
+    decay: Floats | None = None  # -exp(A_log): log decay = decay * step
     step_bias: Floats | None = None  # added to the logits of decays
     skip: Floats | None = None  # Mamba2's D: factors of values that are added to outputs
     norm: Floats | None = None  # weight of the norm of outputs; None: outputs are gated only
@@ -229,7 +229,7 @@ class DecoderLayer:
 
     # norms before attention, after attention, before the MLP and after the MLP; None: no such norm
     norms: tuple[Norm | None, ...]
-    attention: Attention | RecurrentMixer | None  # None: the layer is an MLP alone
+    attention: Attention | RecurrentMixer | None  # None: the layer has no such part
     gated: GatedMLP | None  # None: no MLP, or only experts
     residual: float = 1.0  # multiplies the output of attention and MLP before it is added
     factor: float = 1.0  # multiplies the layer's output
@@ -245,12 +245,12 @@ class DecoderLayer:
 @dataclass(frozen=True, slots=True)
 class LayerInput:
     """Weights with which a layer uses its slice y of the per-layer inputs (`LayerInputs`): after
-    its MLP it adds norm(out(act(gate x) * y)), where act is the MLP's activation."""
+    its MLP, the layer adds norm(out(act(gate x) * y)), where act is the MLP's activation."""
 
     gate: Linear
     out: Linear
     norm: Norm
-    at: int  # where the layer's slice starts in the per-layer inputs of a token
+    at: int  # start of the layer's slice in the per-layer inputs of a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ class LayerInputs:
     """Per-layer inputs (Gemma 4), computed for each token: the token's row of `table` plus a
     projection of its embedding. The projection is normed for each layer separately."""
 
-    width: int  # numbers of one layer
+    width: int  # of one layer's slice
     table: Linear  # `[V, layers * width]`
     product: Linear
     norm: Norm
@@ -299,4 +299,4 @@ class PairInputs:
     width: int  # of an embedding
     norm: Norm  # of embeddings
     join: Linear  # projects the target's hidden states at the taps to the draft model's width
-    before_last: bool  # whether the states it feeds back to itself are those before its last norm
+    before_last: bool  # whether the draft model's next input is its state before its last norm

@@ -1,8 +1,8 @@
 """Makes the kernels' `Decoder` from the modules of a transformers decoder.
 
-A module whose name does not determine its computation is run on random inputs to find out. A
-network with a weight that is not used here is refused, because it computes something unknown. The
-self-check then compares the result with transformers.
+A module whose name does not determine its computation is identified by its results on random
+inputs. A network with a weight that is not used here computes something unknown, and is refused.
+The self-check then compares the result with transformers.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class NetworkReader:
             self.require(id(weight) in known, f"{name}, a weight of unknown use")
 
     def _find_outside_weights(self) -> set[int]:
-        """Return the ids of the weights outside the decoder, in a network that takes media; else an
+        """Return the ids of the weights outside the decoder if the network takes media; else an
         empty set."""
         if self.config is self.network.config:
             return set()
@@ -229,8 +229,8 @@ class NetworkReader:
         )
 
     def _find_kv_source_layer(self, number: int) -> int | None:
-        """Return the index of the earlier layer whose keys and values this layer uses (Gemma 4);
-        None if it computes its own."""
+        """Return the index of the earlier layer whose keys and values layer `number` uses (Gemma
+        4); None if layer `number` computes its own."""
         part: Any = getattr(self.layers[number], "self_attn", None)
         if not getattr(part, "is_kv_shared_layer", False):
             return None
@@ -495,8 +495,8 @@ class NetworkReader:
         raise self.make_refusal("no MLP of a known name")
 
     def read_activation(self, part: Any) -> tuple[str, tuple[float, ...]]:
-        """Return the name of an activation, found by comparing its results, and its parameters (see
-        `GatedMLP.curve`)."""
+        """Return an activation's name, found by comparing results with known activations, and its
+        parameters (see `GatedMLP.curve`)."""
         if not any(hasattr(part, name) for name in ACTIVATION_FIELDS) and hasattr(part, "w3"):
             return self._infer_written_activation(part), (0.0, 0.0, 0.0)
         one = self.find_part(part, ACTIVATION_FIELDS, "activation")
@@ -525,7 +525,7 @@ class NetworkReader:
 
     def _infer_written_activation(self, part: Any) -> str:
         """Return the name of the activation of a gated MLP that has no activation module. It is
-        found by comparing the MLP's results with those of each known activation."""
+        found by comparing the MLP's results with its formula for each known activation."""
         states = make_random_states(7, self.config.hidden_size)
         with torch.no_grad(), suppress(Exception):  # a family's own code raises anything
             made = part(states)
@@ -559,8 +559,8 @@ class NetworkReader:
         return Linear(to_float_array(weight), None if bias is None else to_float_array(bias))
 
     def read_norm(self, part: Any, width: int = 0) -> Norm:
-        """Return a norm. Its formula is found by its results, because families differ: some add 1
-        to the weight, some have no weight."""
+        """Return a norm. The formula is found by comparing results, because families differ: some
+        add 1 to the weight, some have no weight."""
         self.read_weights |= {id(weight) for weight in part.parameters()}
         scale, bias = getattr(part, "weight", None), getattr(part, "bias", None)
         if scale is None and (each := [*getattr(part, "norms", [])]):  # a norm for each head
@@ -588,8 +588,8 @@ class NetworkReader:
         raise self.make_refusal(f"unknown norm {type(part).__name__}")
 
     def _read_slopes(self, heads: int) -> Floats | None:
-        """Return ALiBi's slopes; None if the family does not use ALiBi. Raises RefusedError if its
-        biases are not linear in the position."""
+        """Return ALiBi's slopes; None if the family does not use ALiBi. Raises RefusedError if
+        ALiBi's biases are not linear in the position."""
         if hasattr(self.base, "build_mpt_alibi_tensor"):
             table = self.base.build_mpt_alibi_tensor(heads, NUM_ALIBI_TRIAL_POSITIONS)
         elif hasattr(self.base, "build_alibi_tensor"):
@@ -626,7 +626,7 @@ class NetworkReader:
         return bool(settings.get("llama_4_scaling_beta"))
 
     def add_rope(self, rope: Rope) -> int:
-        """Add these rotary positions to `ropes` unless they are there; return their index."""
+        """Return the index of `rope` in `ropes`; add it if it is missing."""
         if rope not in self.ropes:
             self.ropes.append(rope)
         return self.ropes.index(rope)
@@ -661,7 +661,7 @@ class NetworkReader:
         raise self.make_refusal("rotary positions of another kind")
 
     def _compute_cosines(self, part: Any, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return cosines and sines at positions `[1, n]`, computed by the family's code, and its
+        """Return cosines and sines at positions `[1, n]`, computed by the family's code, and the
         frequencies."""
         table = getattr(part, "embed_positions", None)
         if isinstance(table, Tensor):  # its rows are sines, then cosines
@@ -696,7 +696,7 @@ class NetworkReader:
 
     def _try_rotation(self, part: Any, inputs: int, norm: Any) -> tuple[bool, bool]:
         """Run attention with and without rotation. Return whether the results differ, and whether
-        the inputs of its norm of keys differ: then the norm comes after the rotation."""
+        the inputs of the keys' norm differ, that is, whether the norm comes after the rotation."""
         cosine, sine, _ = self._compute_cosines(part, torch.arange(4)[None])
         states, norm_inputs = make_random_states(1, 4, inputs), list[Tensor]()
         hook = norm and norm.register_forward_pre_hook(
@@ -716,7 +716,7 @@ class NetworkReader:
 
     def find_part(self, part: Any, names: tuple[str, ...], what: str) -> Any:
         """Return the module in `part` that has one of these names. Raises RefusedError if there is
-        none; its message names the module by `what`."""
+        none. what: Name of the module in the message."""
         name = next((name for name in names if hasattr(part, name)), None)
         if name is None:
             raise self.make_refusal(f"no {what} of a known name")

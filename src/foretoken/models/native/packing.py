@@ -55,8 +55,8 @@ def pack(weight: Floats, bits: int, *, rounding: bool = True) -> Panels:
     """Return a packed weight. If the weight was quantized in blocks of at most `bits` bits, these
     blocks are stored without loss. Any other weight is rounded to `bits` bits.
 
-    rounding: If False, any other weight is stored as floats instead, without loss: of 16 bits if
-    these represent it exactly.
+    rounding: If False, any other weight is stored without loss instead: as 16-bit floats if they
+    represent it exactly, else as float32.
     """
     blocks = find_blocks(weight)
     if blocks is not None:
@@ -125,8 +125,8 @@ def _pack_blocks(blocks: QuantizedBlocks, shape: tuple[int, ...]) -> Panels:
 
 
 def _pack_codes(blocks: QuantizedBlocks, shape: tuple[int, ...]) -> Panels | None:
-    """Pack blocks whose integers are all in one of CODEBOOKS, as codes of four bits; return None if
-    they are not."""
+    """Pack blocks as codes of four bits; return None unless one of CODEBOOKS has all of the blocks'
+    integers."""
     if blocks.offsets is None and blocks.integers.max() <= max(CODEBOOKS["fp4"]):
         blocks = _remove_nines(blocks)
     for kind, integers in CODEBOOKS.items() if blocks.offsets is None else ():
@@ -170,9 +170,9 @@ def _pack_levels(
 
 
 def _reduce_integers(integers: NDArray[np.int8], scales: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """Return integers and scales. If only a few blocks have such large integers that all blocks
-    would need more bits, the integers of these blocks are divided by their common factor, and their
-    scales multiplied by it."""
+    """Return equivalent integers and scales. If a few blocks have large integers, for which all
+    blocks would need more bits, the integers of these blocks are divided by their common factor,
+    and the scales of these blocks are multiplied by that factor."""
     size = integers.shape[-1]
     some = np.abs(
         integers.reshape(-1, size)[:: -(-integers.size // (size * NUM_BIT_SAMPLE_BLOCKS))]
@@ -191,8 +191,8 @@ def _reduce_integers(integers: NDArray[np.int8], scales: Floats) -> tuple[NDArra
 
 
 def _encode(blocks: QuantizedBlocks, codes: NDArray[np.int8]) -> tuple[Any, Floats] | None:
-    """Return the codes of blocks, and their scales; None if an integer has no code. codes: for each
-    byte value, its code or -1."""
+    """Return the codes of blocks, and their scales; None if an integer has no code. codes: the
+    code of each byte value; -1: no code."""
     # try one row first: it suffices to exclude most weights, and is fast
     few = QuantizedBlocks(blocks.integers[:1], blocks.scales[:1], None)
     if len(blocks.scales) > 1 and _encode(few, codes) is None:
@@ -236,8 +236,8 @@ def pack_integers(
         scales: `[N, blocks]`, one for each block of 32 or 16 weights.
         offsets: `[N, blocks]`, or None.
         kind: One of STORAGE_KINDS.
-        supers: For scales in two levels: the float16 factors `[N, super-blocks]` of scales, then of
-            offsets, which are int8 themselves. None: there is only one level.
+        supers: For two levels, in which scales and offsets are int8: the float16 factors `[N,
+            super-blocks]` of scales, then the factors of offsets. None: there is only one level.
     """
     N, K = integers.shape
     bits = int(kind[-1])
@@ -304,8 +304,8 @@ def _arrange_in_panels(rows: NDArray[Any], columns: int, blocks: int) -> NDArray
 
 class TwoLevels(NamedTuple):
     """Quantized weights with scales in two levels, as in GGUF's K quants: a scale is an int8 factor
-    times the float16 of its super-block of 256 weights. The levels are recovered from the scales
-    alone (`models.quantized_blocks`), without changing a weight. If several scales give a block the
+    times the float16 of its super-block of 256 weights. The levels are found from the scales
+    (`models.quantized_blocks`), without changing a weight. If several scales give a block the
     same weights, a scale is chosen that its super-block can represent."""
 
     integers: NDArray[np.int8]  # [blocks, size]
@@ -339,8 +339,8 @@ def split_into_two_levels(
 
 
 def find_common_factor(x: Floats) -> Floats | None:
-    """Return for each row of `[n, factors]` a float16 number (as float32), of which most entries of
-    the row are multiples by an int8: `[n]`. Return None if most rows have no such number."""
+    """Return `[n]`: for each row of x `[n, factors]` a float16 number (as float32) such that most
+    entries of the row are this number times an int8. Return None if most rows have none."""
     if (
         len(x) > NUM_SAMPLE_SUPER_BLOCKS
         and find_common_factor(x[:: len(x) // NUM_SAMPLE_SUPER_BLOCKS][:NUM_SAMPLE_SUPER_BLOCKS])
@@ -374,8 +374,8 @@ def _divide(x: Floats, factor: Floats) -> tuple[Any, Any]:
 def _refit(
     whole: NDArray[np.int8], parts: list[Floats], supers: list[Floats], low: int, high: int
 ) -> list[Any] | None:
-    """Return other integers, scales and offsets that give exactly the same weights, with scales and
-    offsets that are multiples of `supers` by an int8; None if there are none."""
+    """Return other integers, scales and offsets that give exactly the same weights, and in which
+    scales and offsets are int8 multiples of `supers`; None if that is impossible."""
     first, scales = whole.astype(np.float64), parts[0].astype(np.float64)[:, None]
     offsets = parts[1].astype(np.float64)[:, None] if len(parts) > 1 else np.zeros_like(scales)
     weights = (first * scales + offsets).astype(np.float32)
@@ -404,7 +404,7 @@ def _refit(
 
 
 def _round_to_multiples(x: Any, factor: Floats) -> Any:
-    """Return for each entry of x the nearest multiple of its factor `[n]` by an int8: `[n, 1]`."""
+    """Return, for each entry of x `[n, 1]`, the nearest int8 multiple of its factor `[n]`."""
     with np.errstate(all="ignore"):
         k = np.nan_to_num(np.rint(x / factor[:, None]))
     return np.clip(k, -128, 127) * factor[:, None]
