@@ -47,7 +47,7 @@ class LayerCache:
 
 
 class CompiledLayers:
-    """The decoder layers of the twin `model` over `cache`. Within `activate` they run compiled."""
+    """The decoder layers of the twin `model` over `cache`, compiled within `activate`."""
 
     def __init__(self, model: PreTrainedModel, cache: RaggedCache) -> None:
         self.cache, self.active, self.refusal = cache, False, "it has no layers of a known kind"

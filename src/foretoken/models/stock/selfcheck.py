@@ -2,8 +2,8 @@
 cache.
 
 A small random copy of the model (same class and structure, few layers, windows of 8 tokens) runs
-ragged blocks, rollbacks, joins and leaves. All logits are compared with those of a full forward
-pass of the stock model over each sequence alone. This tests the family's code, not the model's
+ragged blocks, rollbacks, joins and leaves. All logits are compared with the logits of full forward
+passes of the stock model, each over one sequence. This tests the family's code, not the model's
 weights.
 """
 
@@ -71,13 +71,13 @@ class CheckedBackend:
     """A backend that the self-check tests.
 
     Attributes:
-        name: Names the backend in error messages.
+        name: The backend's name in error messages.
         build: Returns the backend's Model of a transformers model.
-        switches_rope: True if it runs sequences beyond the rope switch length.
+        switches_rope: True if the backend runs sequences beyond the rope switch length.
         remedy: The end of the error message for a family that fails; "" if another backend is then
             tried.
         admit: Raises RefusedError for a model that the backend cannot run.
-        reference: Computes the logits that the backend's must equal.
+        reference: Computes the logits that the backend's logits must equal.
         cost_note: The backend's disadvantage compared with others, in words for the user.
     """
 
@@ -169,7 +169,7 @@ def check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> Ch
             remedy = "use a configuration whose window is the whole context"
         raise RefusedError(
             f"{name} contradicts itself: {where}the logits of transformers' generate differ from "
-            f"those of its own full forward by {contradiction:.1e} of their spread; {remedy}"
+            f"the logits of its own full forward by {contradiction:.1e} of their spread; {remedy}"
         )
     return CheckResult(
         type(model).__name__, delta, time.perf_counter() - start, False, on_full_model
@@ -186,7 +186,7 @@ def measure_deviation(
     reference: ReferenceForward = run_reference,
 ) -> float:
     """Return the largest |delta logit| between ragged batches and full forward passes of the stock
-    model over each sequence alone, relative to the spread of the logits.
+    model, each over one sequence, relative to the spread of the logits.
 
     `runner` runs the batches; None: a Model on torch. Sequences join, grow by ragged blocks, are
     rolled back, permuted and removed, beyond windows of `COPY_WINDOW` tokens and beyond the cache's
@@ -321,8 +321,7 @@ class CheckedSequences:
         return self.runner.context is not None and length > self.runner.context
 
     def rejoin_long(self, blocks: list[list[int]]) -> None:
-        """Let each sequence leave and join again whose block takes it across the rope switch
-        length."""
+        """Let each sequence whose block crosses the rope switch length leave and join again."""
         if self.runner.max_context == self.runner.context:
             return
         ends = [len(seq) + len(block) for seq, block in zip(self.seqs, blocks, strict=True)]

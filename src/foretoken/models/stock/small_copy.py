@@ -59,7 +59,7 @@ def make_small_copy(
 ) -> PreTrainedModel:
     """Return a random model of that class and structure, in float32 on the CPU. Several ways of
     shrinking the config are tried, from the smallest result to the original config; the copy has
-    the first that the model's code accepts.
+    the first config that the model's code accepts.
 
     switch: See `shrink_config`.
     try_forward: True to accept a copy only after it has run once.
@@ -122,9 +122,9 @@ def shrink_config(
 
     Args:
         config: The model's config.
-        head_dim: The head dim; `OWN_HEAD_DIM` for that of `config`; None: all sizes stay.
+        head_dim: The copy's head dim; `OWN_HEAD_DIM`: the original's; None: no size changes.
         switch: The length beyond which the long rotary factors apply.
-        keep_ties: True to keep other sizes equal that equal the hidden size or the head dim.
+        keep_ties: True if sizes that equal the hidden size or the head dim must stay equal to it.
         layers_per_kind: Number of layers of each kind; the copy has at least two layers.
     """
     config = copy.deepcopy(config)
@@ -215,8 +215,8 @@ def shrink_in_place(
 
 
 def find_thresholds(part: PreTrainedConfig) -> list[str]:
-    """Return the config fields with a length or distance beyond which the model's attention or
-    scaling changes, if it is within the model's context. In a copy these are small, so that the
+    """Return the config fields that set a length or distance, within the model's context, beyond
+    which the model's attention or scaling changes. In a copy these lengths are small, so that the
     check's sequences exceed them."""
     limit = getattr(part, "max_position_embeddings", None) or math.inf
     numbers = {
