@@ -38,7 +38,7 @@ NUM_CHECKED_TOKENS = 4
 MEDIA_TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4}
 HALF_PRECISION_TOLERANCE = 0.05
 NUM_RANDOM_STATES = 64  # different random hidden states
-ENDS_IN_MEDIA = "the prompt ends with a media token; add text after the media"
+ENDS_IN_MEDIA = "the prompt ends with a media token, but text must follow the media"
 SMALL_INPUT_SIZE = 64  # audio frames, or pixels along a side
 # transformers' method that runs the encoder in `generate`, and its name before 5.23
 PREPARE_ENCODER_METHOD = "_maybe_prepare_encoder_kwargs_for_generation"

@@ -274,7 +274,7 @@ def _rename_key(key: str, names: tuple[tuple[str, str], ...]) -> str:
 
 def _get_tensor(name: str, tensors: Tensors, key: str) -> Tensor:
     if key not in tensors:
-        raise RefusedError(f"{name} has no weights {key}; give a complete draft")
+        raise RefusedError(f"{name} has no weights for {key}; give a complete draft")
     return tensors[key]
 
 
