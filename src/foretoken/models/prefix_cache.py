@@ -50,7 +50,7 @@ class PrefixCache:
 
     def find(self, salt: Hashable, tokens: list[int]) -> tuple[int, Any]:
         """Return the length in tokens of the longest cached prefix of `tokens`, and the arrays of
-        its entry; (0, None) if there is none."""
+        an entry with this prefix; (0, None) if there is none."""
         key = array("i", tokens).tobytes()
         found = (
             self._find_nearest(salt, key) if self.divisible else self._find_whole_prefix(salt, key)

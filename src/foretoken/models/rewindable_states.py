@@ -8,9 +8,10 @@ S_(t-1) + k_t u_t^T. These determine the state after any pending token:
 
     S_n = D_n S_0 + sum over i <= n of (D_n / D_i) k_i u_i^T,    D_i = exp(c_i),
 
-where c_i is the sum of the log decays up to token i. The k, u and c of a token do not depend on
-later tokens, so a rejected token leaves no trace. The base moves forward ("folds") only when there
-would be too many pending tokens; at least `MAX_REWIND_TOKENS` remain pending after the pass.
+where S_0 is the state at the base, and c_i is the sum of the log decays up to token i. The k, u and
+c of a token do not depend on later tokens, so a rejected token leaves no trace. The base moves
+forward ("folds") only when too many tokens would be pending; at least `MAX_REWIND_TOKENS` remain
+pending.
 
 In a selective scan each number of the state has its own decay, so the formula above does not apply.
 Instead, a rewind runs the scan again: from the state before the last pass or, if the sequence is
@@ -258,8 +259,8 @@ class RewindableRows(RowSlots):
 
 
 def check_rewind_to_base(b: int, old: int, new: int, base: int) -> None:
-    """Raise InputError if sequence b cannot be truncated from `old` to `new` tokens: it can only be
-    truncated to `base` tokens, the base, or more, or to 0 tokens."""
+    """Raise InputError if sequence b cannot be truncated from `old` to `new` tokens: a sequence can
+    only be truncated to its base (`base` tokens) or later, or to 0 tokens."""
     if 0 < new < base:
         raise InputError(
             f"sequence {b} would be truncated from {old} to {new} tokens, but its recurrent states "
@@ -318,7 +319,7 @@ def compute_outputs(
         log_decays: The result of `compute_log_decays`, `[B, H, P + 1, 1 or Dk]`; -inf for padding.
 
     Returns:
-        The output, u, and the sums of g up to each token in float64.
+        The outputs, the new tokens' u, and, in float64, the sums of g up to each token.
     """
     W, c, earlier = k.shape[2], g.double().cumsum(2), log_decays[:, :, :-1]
     x, cx = q, c

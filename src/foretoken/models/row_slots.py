@@ -1,8 +1,8 @@
 """Slots of sequences in a cache's arrays, checks of lengths and sources, and padding of blocks, for
 all backends.
 
-A sequence's slot is its index in the arrays. It usually stays the same when the sequence's row in
-the batch changes. This module does not import transformers, which takes seconds.
+A sequence's slot is its index in the arrays. The slot usually stays the same when the sequence's
+row in the batch changes. This module does not import transformers, whose import takes seconds.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def find_repeated_rows(slots: list[int]) -> list[int]:
 
 
 def find_rows_to_compact(slots: list[int]) -> list[int]:
-    """Return the indices of sequences that must move to free slots: of B sequences, all whose slot
-    is B or more."""
+    """Return the indices of sequences that must move to free slots below B, the batch size."""
     return [b for b, slot in enumerate(slots) if slot >= len(slots)]
 
 
@@ -208,8 +207,8 @@ def pad_blocks(blocks: Blocks, device: torch.device) -> Tensor:
 def check_sources(
     prompts: list[list[int]], sources: list[list[int]] | None, context: int | None
 ) -> None:
-    """Raise InputError unless there is one non-empty source for each prompt, and all fit the
-    encoder's context."""
+    """Raise InputError unless there is one non-empty source for each prompt, and all sources fit
+    the encoder's context."""
     if sources is None or len(sources) != len(prompts) or not all(sources):
         raise InputError("an encoder-decoder model needs one non-empty source for each prompt")
     longest = max(map(len, sources))

@@ -1,5 +1,5 @@
-"""Converted models on disk. Each has a folder in the user's cache folder, named by a digest of the
-model and the kind of conversion.
+"""Converted models on disk. Each model has a folder in the user's cache folder; the folder's name
+is a digest of the model and the kind of conversion.
 
 A folder is created atomically, even if several processes write it; a damaged folder is removed, and
 its model is converted again. This module does not depend on how models are converted or run.
@@ -131,8 +131,8 @@ def _list_data_files(path: Path) -> list[Path]:
 
 
 def _read_facts(path: Path) -> dict[str, Any]:
-    """Return the description (`facts`) in a folder. Raises ValueError if it has changed since it
-    was written, or if any file of the folder belongs to another user."""
+    """Return the description (`facts`) in a folder. Raises ValueError if the description has
+    changed since it was written, or if any file of the folder belongs to another user."""
     if not is_owned(path.parent, path, *path.iterdir()):
         raise ValueError("another user has written it")
     document = parse_json((path / FACTS_FILE).read_text())

@@ -160,7 +160,7 @@ class PagedSequence:
         position_shift: Added to positions for rotary embeddings, because images take fewer
             positions than tokens.
         states: The recurrent states; None if the model has none.
-        may_share: True while all tokens so far may also be the prefix of another sequence.
+        may_share: With recurrent states, True while other sequences may share all tokens so far.
         table: Memory address of the table of page addresses that the kernels read.
     """
 
@@ -229,7 +229,6 @@ class PagedSequence:
         self.pages[i : i + 1] = [page]
 
     def _reserve_addresses(self, pages: int) -> None:
-        """Make room for `pages` entries in the kernels' table of page addresses."""
         if pages > len(self._addresses):
             table = np.zeros(max(16, 2 * pages), np.uint64)
             table[: len(self._addresses)] = self._addresses

@@ -350,7 +350,7 @@ class NativePasses:
         record.logits, record.hidden = (each.data_ptr() for each in self._buffers)
         input_states, embedded_prompt = self.input_states, self.embedded_prompt
         record.ends = record.added = None
-        if embedded_prompt is not None:  # all tokens of the pass are this prompt's
+        if embedded_prompt is not None:  # the pass computes only this prompt's tokens
             self._set_prompt_inputs(embedded_prompt, n, long=parts[0].seq.long)
         record.given = None if input_states is None else input_states.data_ptr()
         if chain is None:

@@ -33,9 +33,8 @@ def build_assistant(
     target: PreTrainedConfig,
     dtype: torch.dtype,
 ) -> Assistant:
-    """Return the network of an assistant for a target with the config `target`. Raises InputError
-    for an invalid config or invalid tensors, and RefusedError for an assistant of another
-    target."""
+    """Return an assistant's network for a target with the config `target`. Raises InputError for an
+    invalid config or invalid tensors, and RefusedError for an assistant of another target."""
     assistant_config, sizes = _parse_config(_to_dict(config))
     _require_target(sizes, target)
     with torch.device("meta"):

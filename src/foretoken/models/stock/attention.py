@@ -7,9 +7,9 @@ that a prefill computes no logits. The user's model stays unmodified in every th
 Ctrl-C.
 
 Long rope (Phi-3, Phi-4-mini, PhiMoE) uses one set of rotary factors for sequences of up to N
-tokens, and another set for longer ones. transformers' `generate` recomputes a sequence when it
+tokens, and another set for longer sequences. transformers' `generate` recomputes a sequence when it
 grows beyond N. Here each sequence has its own set, and both kinds of sequences share a forward
-pass: `LONG_ROW_OFFSET` is added to the position ids of the long ones.
+pass: `LONG_ROW_OFFSET` is added to the position ids of long sequences.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def shift_bias(cache: RaggedCache, bias: Tensor) -> Tensor:
     sequence with `cache.max_context` cached tokens.
 
     The bias depends only on the distance between key and query. So for a sequence with s fewer
-    cached tokens it is shifted by s keys.
+    cached tokens the bias is shifted by s keys.
     """
     if not isinstance(cache.offset, Tensor):
         return bias
@@ -276,7 +276,7 @@ AttentionMaskInterface.register("ragged_eager", ragged_eager_mask)
 
 class RaggedTwin:
     """A twin of `model`: a second module tree over the same weights, with ragged attention. `taps`:
-    the layers whose hidden states its forward passes can record."""
+    the layers whose hidden states the twin's forward passes can record."""
 
     def __init__(self, model: PreTrainedModel, taps: tuple[int, ...] = ()) -> None:
         self._original, self._taps = model, taps
@@ -360,8 +360,8 @@ def mask_encoder_states(
     decoder: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Forward pre-hook of a decoder: mask the padding of an audio or image encoder's hidden states.
-    The mask is set here because each family derives it from the mask of the encoder's input in its
-    own way."""
+    The mask is set here because families derive it from the mask of the encoder's input in
+    different ways."""
     mask = getattr(FORWARD_CONTEXT.get().cache, "encoder_mask", None)
     if mask is None or "encoder_attention_mask" not in given:
         return None

@@ -55,8 +55,7 @@ class RaggedLayer(DynamicLayer):
     arrays: KeysValues
     keys: Any
     values: Any
-    # False even with a sliding window: the mask applies the window, and all tokens stay cached
-    # for rollbacks
+    # False even with a window, which the mask applies: rollbacks need all tokens in the cache
     is_sliding = False
 
     def resize(self, like: KeysValues, rows: int, capacity: int, used: int) -> None:
@@ -414,8 +413,8 @@ def admit(model: PreTrainedModel, *, states: bool = False) -> None:
 
 
 def find_generation_objection(model: PreTrainedModel) -> str | None:
-    """Return why this model cannot generate tokens from ids in the way that it was trained for;
-    None if it can."""
+    """Return why this model cannot generate tokens from ids in the way that the model was trained
+    for; None if it can."""
     if model.main_input_name != "input_ids" and not model.config.is_encoder_decoder:
         return f"its input is {model.main_input_name}, not token ids"
     if not model.can_generate():

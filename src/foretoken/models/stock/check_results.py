@@ -24,8 +24,7 @@ from foretoken.storage.cache import get_versions, load_cached_values, save_cache
 
 # Incremented when the check or a checked backend changes its results: then checks run again
 CHECK_FORMAT = 15
-# For each structure key, the deviation of a family that passed, or the error message of a
-# family that failed
+# By structure key: the deviation, or the error message of a family that failed
 RESULTS_FILE = "selfcheck.json"
 # Config fields that do not affect a check (quantized weights are dequantized when they are loaded)
 IGNORED_CONFIG_FIELDS = (

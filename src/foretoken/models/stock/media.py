@@ -163,7 +163,7 @@ def extend_positions(positions: Tensor, length: int) -> Tensor:
 
 
 def compute_position_shift(positions: Tensor | None, n: int) -> int:
-    """Return how much the position ids of tokens after a prompt of n tokens differ from their
+    """Return how much the position ids of tokens after a prompt of n tokens differ from the tokens'
     indices: an image may take fewer positions than tokens.
 
     positions: the position ids of the prompt, `[1, n]`, or `[axes, 1, n]` with several axes.
@@ -187,7 +187,7 @@ def compute_encoder_key(model: PreTrainedModel) -> str:
 
 
 def hash_encoder_weights(model: PreTrainedModel) -> str:
-    """Return a digest of an encoder's weights that does not depend on their precision."""
+    """Return a digest of an encoder's weights that does not depend on the weights' precision."""
     weights = sketch_weights(cast(PreTrainedModel, model.get_encoder()))
     return hashlib.blake2b(weights.numpy().tobytes(), digest_size=16).hexdigest()
 
@@ -195,8 +195,8 @@ def hash_encoder_weights(model: PreTrainedModel) -> str:
 def encode_media(
     network: Any, media: Media, key: str = "", outer_model: PreTrainedModel | None = None
 ) -> Any:
-    """Return the encoder's output for media, as in `generate`. Its first entry is the hidden states
-    `[1, S, H]`. If `media` already has the output of this encoder, return that output.
+    """Return the encoder's output for media, as in `generate`, with the hidden states `[1, S, H]`
+    as first entry. If `media` already has the output of this encoder, return that output.
 
     key: The encoder's `compute_encoder_key`; "": neither use nor store an output in `media`.
     outer_model: The model that prepares the encoder's input from the media, if it is not `network`.
@@ -275,8 +275,8 @@ def find_media_objection(
     """Check a model on media.
 
     Returns why `fresh`, a Model of `model` without sequences, is not exact with these media, or
-    None if it is. The second value is True if the result holds for all media with the same inputs;
-    it is False for invalid inputs.
+    None if it is. The second value is True if the result is valid for all media with the same
+    inputs; it is False for invalid inputs.
     """
     network: Any = model
     try:
@@ -390,8 +390,8 @@ def _get_input_shape(model: PreTrainedModel) -> list[int] | None:
 
 def make_encoder_input(model: PreTrainedModel, source: Tensor) -> dict[str, Any]:
     """Return the argument of the forward for a source `[1, m]`: its ids or, if the encoder takes no
-    ids, random hidden states chosen by the ids. Encoder inputs differ between families, so they
-    cannot be made."""
+    ids, random hidden states chosen by the ids, since each family's encoder has inputs of another
+    kind."""
     if takes_ids(model):
         return {"input_ids": source}
     # pyright: ignore

@@ -174,8 +174,7 @@ class StockModel(TorchModel):
         caches: list[Any] = []
         for b, (prompt, item) in enumerate(zip(prompts, media, strict=True)):
             source = None if sources is None else [sources[b]]
-            # If a draft model cannot take a sequence, the sequence's prompt is empty and joins
-            # without media
+            # If a draft model cannot take a sequence, an empty prompt joins without media
             if item is None or (source is None and not prompt and len(item.ids) > 1):
                 caches.append(self.prefill([prompt], source))
             else:
@@ -300,12 +299,12 @@ class CausalModel(StockModel):
 
     @torch.inference_mode()
     def prefill_media(self, prompt: list[int], media: Media) -> RaggedCache:
-        """Return a cache that holds a prompt with media.
+        """Return a new cache of a prompt with media.
 
-        The tokens of `media.ids` run in one forward pass, as in `generate`, since they may attend
-        to each other in both directions. If `prompt` is shorter than `media.ids`, the cache is
-        rolled back to the length of `prompt`. If `prompt` is longer, because a sequence joins again
-        together with its output, the tokens after `media.ids` run without media.
+        The tokens of `media.ids` run in one forward pass, as in `generate`, since these tokens may
+        attend to each other in both directions. If `prompt` is shorter than `media.ids`, the cache
+        is rolled back to the length of `prompt`. If `prompt` is longer, because a sequence joins
+        again together with its output, the tokens after `media.ids` run without media.
         """
         ids = media.ids
         n, fresh = len(ids), make_ragged_cache(self.model, 1)
@@ -332,7 +331,7 @@ class CausalModel(StockModel):
         return fresh
 
     def _append_part(self, fresh: RaggedCache, inputs: dict[str, Any]) -> None:
-        """Run the tokens of `inputs` and append them to a cache of one sequence."""
+        """Run the tokens of `inputs` and append the tokens to a cache of one sequence."""
         ids = inputs.get("input_ids")
         width = inputs["inputs_embeds"].shape[1] if ids is None else ids.shape[1]
         fresh.prepare(width, [width])
@@ -372,7 +371,6 @@ class Seq2SeqModel(StockModel):
         return self._make_cache([])
 
     def _make_cache(self, sources: list[int]) -> CrossCache:
-        """Return an empty cache for sequences with these source lengths."""
         own, cross = (make_ragged_cache(self.model, len(sources)) for _ in range(2))
         return CrossCache(own, cross, sources)
 
@@ -449,8 +447,8 @@ class Seq2SeqModel(StockModel):
         }
 
     def _get_encoder_states(self, cache: CrossCache) -> Tensor:
-        """Return the encoder's hidden states. If their keys and values are cached, return zeros of
-        the same shape instead, since the decoder then uses only the shape."""
+        """Return the encoder's hidden states. If the states' keys and values are cached, return
+        zeros of the same shape instead, since the decoder then uses only the shape."""
         if cache.states is not None:
             return cache.states
         shape = len(cache.cross.lengths), max(cache.cross.lengths), self._encoder_width

@@ -1,8 +1,8 @@
 """Packs the linear layers of a torch model on a CPU once, for matrix products with few rows.
 
-In oneDNN's layout, a forward pass over 8 tokens takes little longer than one over a single token.
-The packed weight replaces the original weight, so only a model that foretoken has loaded itself may
-be packed.
+In oneDNN's layout, a forward pass over 8 tokens takes little longer than a pass over one token. The
+packed weight replaces the original weight, so only a model that foretoken has loaded itself may be
+packed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def pack(model: PreTrainedModel) -> PackingResult:
         if not drift <= MAX_LOGIT_DRIFT[model.dtype]:
             reason = f"with packed weights, its logits differ by {drift:.1e} of their spread"
     except Exception as error:  # a family's code may raise any exception
-        reason = f"it does not run packed: its code raised {log_error_kind(error)}"
+        reason = f"it does not run with packed weights: its code raised {log_error_kind(error)}"
     if reason is None:
         return PackingResult(
             len(groups), None if groups else "no layer is large enough to gain from packing"

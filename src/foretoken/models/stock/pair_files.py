@@ -72,7 +72,7 @@ def build_eagle(
     name: The draft's name, for error messages.
     config, tensors: The draft's config and weights.
     target: The target, which may be on the meta device.
-    head: Returns the target's output layer, `[V, H]`; called for drafts without their own.
+    head: Returns the target's output layer, `[V, H]`; called for drafts without an output layer.
 
     Raises RefusedError if weights are missing or are for another target.
     """
@@ -176,7 +176,7 @@ def _parse_taps(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the taps and, if the config is ambiguous, the other possible taps.
 
-    The config's layer ids may mean the inputs of layers or their outputs. Wrong taps do not cause
+    The config's layer ids may mean the inputs or the outputs of layers. Wrong taps do not cause
     errors, but only lower the number of accepted tokens.
     """
     own = config.get("eagle_config") or {}
@@ -186,8 +186,8 @@ def _parse_taps(
         ids = list(get_default_taps(layers))
         if count != len(ids):
             raise RefusedError(
-                f"{name} takes hidden states of {count} layers, but its config does not list them; "
-                "give a complete config"
+                f"{name} takes hidden states of {count} layers, but its config does not list the "
+                "layers; give a complete config"
             )
         return tuple(ids), ()
     ids = [i + layers + 1 if i < 0 else i for i in ids]  # negative ids count from the end

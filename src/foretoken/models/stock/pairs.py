@@ -83,7 +83,7 @@ class PairsNetwork(PreTrainedModel):
     """A decoder whose `inputs_embeds` are embeddings of size `width`, each followed by a hidden
     state.
 
-    first: The first layer, with both as input (EagleLayer, or transformers' MtpLayer).
+    first: The first layer (EagleLayer or transformers' MtpLayer), over embeddings and states.
     more: Further layers of the draft model's family.
     head: The output layer. Its input is also used as the hidden states of the next draft step.
     join: The projection of the target's hidden states at the taps; None: there is only one tap.

@@ -3,7 +3,7 @@ sequence: keys and values, recurrent states, or no cache.
 
 Forward passes are prepared as `generate` prepares them, so that each family uses its own code,
 attention and positions. If the cache consists of keys and values that grow by one per token, a
-rollback crops it. Any other cache is replaced by a copy that was made before the block; the
+rollback crops the cache. Any other cache is replaced by a copy that was made before the block; the
 accepted tokens that the copy lacks are recomputed together with the next block.
 """
 

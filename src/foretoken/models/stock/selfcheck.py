@@ -224,8 +224,9 @@ def measure_contradiction(
     model: PreTrainedModel, reference: ReferenceForward = run_reference
 ) -> float:
     """Return the largest |delta logit| between the stock model's `generate`, with its cache, and
-    its full forward passes over the same tokens, relative to the spread of the logits. The tokens
-    go beyond windows of `COPY_WINDOW` tokens and across the rope switch length."""
+    the stock model's full forward passes over the same tokens, relative to the spread of the
+    logits. The tokens go beyond windows of `COPY_WINDOW` tokens and across the rope switch
+    length."""
     if model.config.is_encoder_decoder:  # its decoder starts from one token
         return _measure_contradiction_from(model, 1, 3 * COPY_WINDOW, reference)
     switch = get_rope_switch_length(model)
@@ -237,7 +238,6 @@ def measure_contradiction(
 def _measure_contradiction_from(
     model: PreTrainedModel, prompt_length: int, num_new_tokens: int, reference: ReferenceForward
 ) -> float:
-    """Return `measure_contradiction` for `num_new_tokens` tokens after one random prompt."""
     dice = random.Random(1)
     ids = [[dice.randrange(2, COPY_VOCAB_SIZE) for _ in range(prompt_length)]]
     prompt_ids, source, given = torch.tensor(ids, device=model.device), None, dict[str, Any]()

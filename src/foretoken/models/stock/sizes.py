@@ -115,8 +115,7 @@ def get_encoder_vocab_size(model: PreTrainedModel) -> int:
 
 
 def get_output_vocab_size(model: PreTrainedModel) -> int:
-    """Return the output layer's size with padding. Raises RefusedError if there is no such
-    layer."""
+    """Return the output layer's size with padding. Raises RefusedError if this is unknown."""
     size = getattr(model.get_output_embeddings(), "out_features", None)
     size = size or getattr(model.config.get_text_config(decoder=True), "vocab_size", None)
     if size is None:

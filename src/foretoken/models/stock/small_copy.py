@@ -102,8 +102,8 @@ def make_small_copy(
 
 
 def _require_small(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> None:
-    """Raise MemoryError if a model of this config has too many parameters, before it takes all
-    memory."""
+    """Raise MemoryError if a model of this config has too many parameters, before the model takes
+    all memory."""
     with torch.device("meta"):
         size = sum(weight.numel() for weight in model_class(config).parameters())
     if size > MAX_COPY_PARAMETERS:
@@ -319,8 +319,8 @@ def _compute_recurrent_sizes(part: PreTrainedConfig, width: int) -> dict[str, An
 
 
 def compute_tied_sizes(part: PreTrainedConfig, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings for other sizes that equal the hidden size or the head dim, so that they stay
-    equal to it."""
+    """Return settings for all other sizes that equal the hidden size or the head dim, so that they
+    stay equal."""
     sizes = {name: get_setting(part, name) for name in ("hidden_size", "head_dim")}
     return {
         other: settings[name]

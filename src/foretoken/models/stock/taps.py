@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 
 def get_decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """Return the decoder's layers. Raises RefusedError if they are not in one list."""
+    """Return the decoder's layers. Raises RefusedError if the layers are not in one list."""
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     decoder: Any = model.get_decoder() or model
     # from the outermost inwards, so lists within a layer come later

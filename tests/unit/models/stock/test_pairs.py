@@ -384,7 +384,7 @@ WRONG: list[tuple[EagleFile, str]] = [
     ),
     (
         eagle_file(V, (1, 2), KEPT).with_config(eagle_aux_hidden_state_layer_ids=None),
-        "of 2 layers, but its config does not list them",
+        "of 2 layers, but its config does not list the",
     ),
     (eagle_file(80, TAPS), "80 tokens, but this target has 64"),
     (SOME.with_tensors(d2t=torch.full((len(KEPT),), 30)), "ids from 30 to 69, .* 64 tokens"),
