@@ -269,8 +269,8 @@ class NativePasses:
         the logits and hidden states `[num_rows, max_need, ..]`, entries that no part needs are
         undefined.
 
-        return_tapped: True to return hidden states at the taps. chain: The draft tokens to make
-        after the last pass; None: no draft tokens.
+        return_tapped: True to return hidden states at the taps. chain: Makes draft tokens after the
+        last pass; None: no draft tokens.
         """
         logits, hidden = self._get_output_views(num_rows, max_need)
         passes, tokens = (
@@ -402,8 +402,8 @@ class NativePasses:
             record.added = self._added.ctypes.data
 
     def settle(self, states: RecurrentStates, length: int) -> None:
-        """Advance the stored recurrent states of a sequence of `length` tokens to its last
-        token."""
+        """Advance a sequence's stored recurrent states to its last token. length: the sequence's
+        number of tokens."""
         self._open_network().settle(states.address, length)
 
     def reserve_positions(self, positions: int) -> None:

@@ -73,8 +73,8 @@ class RotaryTable:
         self.table = np.concatenate([self.table, more], 1)
 
     def gather_rows(self, positions: NDArray[np.int64], axes: list[int]) -> Floats:
-        """Return table rows `[n, 2 * pairs]` for n tokens. positions: the tokens' positions on each
-        axis, `[axes, n]`. Pair i of a head is rotated by the position on axis axes[i]."""
+        """Return table rows `[n, 2 * pairs]` for n tokens. Pair i of a head is rotated by the
+        position on axis axes[i]. positions: the tokens' positions on each axis, `[axes, n]`."""
         position_ids = positions[np.array(axes)].T  # [n, pairs]
         pairs = np.arange(len(axes))
         table = self.table[0]

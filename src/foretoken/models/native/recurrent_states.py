@@ -51,8 +51,8 @@ class StateLayout:
             self.layers.append(LayerStates(at, channels, part["taps"], base, size))
 
     def copy_states(self, states: RecurrentStates, length: int) -> list[NDArray[np.float32]]:
-        """Return copies of the states after a sequence's first `length` tokens. The head state must
-        be at this length: call `NativePasses.settle` before."""
+        """Return copies of the states after a sequence's first `length` tokens. Call
+        `NativePasses.settle` before, so that the head state is at this length."""
         parts = list[NDArray[np.float32]]()
         for layer in self.layers:
             head = layer.base + layer.size

@@ -166,8 +166,8 @@ class StockAssistant:
 
     @torch.inference_mode()
     def step(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the result of `Assistant` for the rows given to `begin`: logits and hidden
-        states."""
+        """Return the logits and hidden states that the network computes for the sequences given to
+        `begin`."""
         dtype = self.network.lm_head.weight.dtype
         return self.network(embedded.to(dtype), states.to(dtype), self._layer_inputs)
 

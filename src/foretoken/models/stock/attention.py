@@ -105,8 +105,8 @@ class NeededPositions:
 
 
 class SelectedPositions:
-    """Passes only the hidden states at `indices` to the output layer, as `[1, N, H]`. An index
-    counts the positions of the flattened batch."""
+    """Passes only the hidden states at `indices` to the output layer, as `[1, N, H]`. The indices
+    are positions in the flattened batch."""
 
     def __init__(self, indices: Tensor) -> None:
         self.indices = indices
@@ -263,7 +263,7 @@ def stacked_attention(
 
 
 def ragged_eager(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-    """Run the eager attention function in the family's own Python module, which applies the
+    """Run the eager attention function of the family's Python module. This function applies the
     family's softcap, sinks and the like."""
     return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
 
@@ -305,7 +305,7 @@ class RaggedTwin:
         needed: HeadHook | None = None,
         tap_states: dict[int, Tensor] | None = None,
     ) -> Iterator[PreTrainedModel]:
-        """Yield the twin for a forward pass over `cache`. Its output layer runs only at the
+        """Yield the twin for a forward pass over `cache`. The twin's output layer runs only at the
         positions that `needed` selects. tap_states: receives the recorded hidden states by tap."""
         token = FORWARD_CONTEXT.set(ForwardContext(cache, needed, tap_states))
         try:

@@ -115,7 +115,8 @@ class RecurrentMarkovHead(MarkovHead):
 
 
 class ConfidenceHead(nn.Module):
-    """Predicts the probability that a draft token is accepted if all earlier draft tokens are.
+    """Predicts the probability that a draft token is accepted if all earlier draft tokens are
+    accepted.
 
     rank: the size of the previous token's Markov embedding, which is appended to the hidden state;
     0: no embedding is appended.
@@ -145,7 +146,8 @@ def apply_markov_head(
     """Condition one draft token of each sequence b on the previous token, tokens[b].
 
     Returns the draft token's logits `[B, Vd]`; the probability that the draft token is accepted if
-    all earlier ones are (None without a confidence head); and `memory` for the next draft token.
+    all earlier draft tokens are accepted (None without a confidence head); and `memory` for the
+    next draft token.
     """
     before = None
     if markov_head is not None:

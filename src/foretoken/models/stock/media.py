@@ -390,8 +390,7 @@ def _get_input_shape(model: PreTrainedModel) -> list[int] | None:
 
 def make_encoder_input(model: PreTrainedModel, source: Tensor) -> dict[str, Any]:
     """Return the argument of the forward for a source `[1, m]`: its ids or, if the encoder takes no
-    ids, random hidden states chosen by the ids, since each family's encoder has inputs of another
-    kind."""
+    ids, random hidden states chosen by the ids, since encoder inputs differ between families."""
     if takes_ids(model):
         return {"input_ids": source}
     # pyright: ignore
@@ -399,8 +398,8 @@ def make_encoder_input(model: PreTrainedModel, source: Tensor) -> dict[str, Any]
 
 
 def make_placeholder_states(model: PreTrainedModel, source: list[int]) -> Tensor:
-    """Return random hidden states in place of media, for timing. Their number is the number that
-    the encoder always makes or, if that varies, the number of ids of `source`."""
+    """Return random hidden states in place of media, for timing. The number of states is the
+    encoder's fixed number or, if the encoder has none, the number of ids of `source`."""
     ids = torch.tensor([source], device=model.device)
     if inputs := make_random_inputs(model):
         encoder: Any = model.get_encoder()

@@ -32,7 +32,7 @@ LinearLayer = nn.Linear | Conv1D
 
 @dataclass(frozen=True, slots=True)
 class PackingResult:
-    """The number of packed linear layers of a model; if the number is 0, also the reason."""
+    """The number of linear layers that were packed; if it is 0, `reason` states why."""
 
     layers: int
     reason: str | None

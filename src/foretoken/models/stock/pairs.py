@@ -173,7 +173,7 @@ class PairsNetwork(PreTrainedModel):
 
 class StockPairModel(CausalModel, HiddenStateDraftModel):
     """A drafter on hidden states that runs on torch. Before each `score`, `set_next_pairs` sets the
-    pairs for the tokens of its blocks."""
+    pairs for the tokens of the blocks."""
 
     def __init__(self, network: PairsNetwork) -> None:
         StockModel.__init__(self, network)

@@ -127,9 +127,8 @@ class CheckResult:
 def check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> CheckResult:
     """Run the self-check, without using saved results, and return its result.
 
-    If no small copy can be built, the model itself is checked; for this its weights must be loaded
-    in float32. Raises RefusedError, with the reason, if the family is not exact or cannot be
-    checked.
+    If no small copy can be built, the model itself is checked, which requires weights in float32.
+    Raises RefusedError, with the reason, if the family is not exact or cannot be checked.
     """
     backend.admit(model)
     start, name = time.perf_counter(), f"{model.config.model_type} ({type(model).__name__})"

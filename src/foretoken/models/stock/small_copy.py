@@ -357,8 +357,8 @@ def _compute_special_head_dims(part: PreTrainedConfig, queries: int) -> dict[str
 
 
 def randomize_weights(model: PreTrainedModel) -> None:
-    """Draw random weights in place. They are larger than the usual initial weights, with which
-    logits would be nearly uniform."""
+    """Draw random weights in place. These weights are larger than the usual initial weights, with
+    which logits would be nearly uniform."""
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:

@@ -1,8 +1,8 @@
 """Vocabularies: conversion of tokens to bytes and of bytes to tokens, and the tokens that a
 target's and a draft model's vocabulary have in common.
 
-Errors here cannot make the output wrong, because a draft model may use any input and any
-distribution. They only lower the number of accepted draft tokens.
+Errors in a vocabulary cannot make the output wrong, because a draft model may use any input and any
+distribution. Such errors only lower the number of accepted draft tokens.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Vocabulary:
         )
 
     def to_bytes(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes of tokens, concatenated; special tokens have none."""
+        """Return the bytes of tokens, concatenated; special tokens have no bytes."""
         return b"".join(self.spellings.get(token, b"") for token in tokens)
 
     def add_space(self, text: bytes) -> bytes:
