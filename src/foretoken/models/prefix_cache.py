@@ -1,7 +1,7 @@
 """A prefix cache: stores the arrays that a model computed for sequences that have left, and finds
 the entry that shares the longest prefix with a new sequence.
 
-It does not depend on the contents of the arrays.
+The contents of the arrays do not matter.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class PrefixCache:
     """Cached prefixes of at most `limit` bytes in all; the least recently used are dropped first.
 
     limit: None for no limit; the caller then drops entries.
-    divisible: True if an entry is also valid for a sequence that shares only its first tokens. This
-        holds for keys and values, but not for recurrent states.
+    divisible: True if an entry is also valid for a sequence that shares only the entry's first
+        tokens: true of keys and values, not of recurrent states.
     release: Called with the arrays of each entry that is dropped.
 
     Entries may be any objects if `limit` is None; otherwise they are sequences of arrays.
@@ -38,8 +38,8 @@ class PrefixCache:
         self.limit, self.divisible, self._release = limit, divisible, release
         # by salt and tokens, the most recently used last; entries are shared only within a salt
         self._arrays: OrderedDict[tuple[Hashable, bytes], Any] = OrderedDict()
-        # sorted, so that keys with a common prefix are neighbours; after a Ctrl-C it may lack some
-        # keys of `_arrays`, but has no others
+        # sorted, so that keys with a common prefix are neighbours; after a Ctrl-C, some keys of
+        # `_arrays` may be missing here
         self._sorted: dict[Hashable, list[bytes]] = {}
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class PrefixCache:
 
     def find(self, salt: Hashable, tokens: list[int]) -> tuple[int, Any]:
         """Return the length in tokens of the longest cached prefix of `tokens`, and the arrays of
-        its entry; (0, None) if there is none."""
+        an entry with this prefix; (0, None) if there is none."""
         key = array("i", tokens).tobytes()
         found = (
             self._find_nearest(salt, key) if self.divisible else self._find_whole_prefix(salt, key)
@@ -100,8 +100,8 @@ class PrefixCache:
         return arrays
 
     def _find_nearest(self, salt: Hashable, key: bytes) -> bytes:
-        """Return the cached key that shares the longest prefix with `key`; this is one of its two
-        neighbours in the sorted list."""
+        """Return the cached key that shares the longest prefix with `key`: one of the two
+        neighbours of `key` in the sorted list."""
         keys = self._sorted.get(salt, [])
         index = bisect(keys, key)
         near = keys[max(0, index - 1) : index + 1]
@@ -110,7 +110,7 @@ class PrefixCache:
     def _find_whole_prefix(self, salt: Hashable, key: bytes) -> bytes:
         """Return the longest cached key that is a prefix of `key`; b"" if there is none."""
         keys = self._sorted.get(salt, [])
-        while index := bisect(keys, key):  # if the neighbour is no prefix, try the part they share
+        while index := bisect(keys, key):  # if `before` is not a prefix, try the shared part
             before = keys[index - 1]
             length = _count_shared_bytes(before, key)
             if length == len(before):

@@ -1,10 +1,10 @@
-"""Finds weights that are already quantized in blocks, like those of GGUF files, so that a backend
-can store them as integers: the same numbers in a quarter of the memory.
+"""Finds weights that are already quantized in blocks, like the weights of GGUF files, so that a
+backend can store the weights as integers: the same numbers in a quarter of the memory.
 
 A block is 32 or 16 weights of one output. Each weight is k * scale + offset with an integer k of
 four or eight bits; most formats have no offset. Blocks are recognised by their values alone, bit
 for bit, and not by the format's name, so that a weight with reordered rows is recognised too. Other
-weights are left as they are, since nothing is rounded.
+weights are left unchanged: nothing is ever rounded.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ def find_blocks(weight: Floats) -> QuantizedBlocks | None:
 
 
 def map_parts(function: Callable[[int, int], Any], n: int, size: int) -> list[Any]:
-    """Split [0, n) into ranges [i, j) of `size` and return function(i, j) for each, computed on all
-    threads."""
+    """Split [0, n) into ranges [i, j) of `size` and return function(i, j) for each range, computed
+    on all threads."""
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         return list(threads.map(lambda i: function(i, min(n, i + size)), range(0, n, size)))
 
 
 def _compute_scales(groups: Floats, n: ScaleChoices) -> tuple[Floats, Floats]:
-    """Return the scales of groups `[groups, size]` for each choice n, and offsets of 0. A scale is
-    such that the weight of largest magnitude is -n times the scale."""
+    """Return, for each choice n, the scales of groups `[groups, size]`, and offsets of 0. The
+    weight of largest magnitude in a group is -n times the scale."""
     peak = np.take_along_axis(groups, np.abs(groups).argmax(1)[:, None], 1)
     scales = peak / -n.astype(np.float32)[:, None, None]
     return scales, np.zeros_like(scales)
@@ -79,9 +79,9 @@ def _compute_scales(groups: Floats, n: ScaleChoices) -> tuple[Floats, Floats]:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _compute_scales_and_offsets(groups: Floats, choices: ScaleChoices) -> tuple[Floats, Floats]:
-    """Return the scales and offsets of groups `[groups, size]` for each choice of a span and a low.
-    They are such that the smallest weight has the integer `low`, and the largest the integer `low`
-    + `span`."""
+    """Return, for each choice (span, low), the scales and offsets of groups `[groups, size]`: the
+    smallest weight of a group gets the integer `low`, and the largest weight gets `low` +
+    `span`."""
     span, low = np.moveaxis(choices.astype(np.float64), -1, 0)[..., None, None]
     first, last = groups.min(1)[:, None].astype(np.float64), groups.max(1)[:, None]
     scales = _round_to_significant((last - first) / span)
@@ -95,7 +95,7 @@ def _list_spans(max_integer: int) -> ScaleChoices:
     )
 
 
-BLOCK_FORMS = (  # with their choices: integers of 4 bits; MXFP4; 8 bits; with offset, 4 and 5 bits
+BLOCK_FORMS = (  # 4-bit integers; MXFP4; 8 bits; 4 bits with offsets; 5 bits with offsets
     (_compute_scales, np.arange(1, 9)),
     (_compute_scales, np.array([12, 8, 6])),
     (_compute_scales, np.arange(1, 128)),
@@ -105,7 +105,6 @@ BLOCK_FORMS = (  # with their choices: integers of 4 bits; MXFP4; 8 bits; with o
 
 
 def _round_to_significant(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the values, each rounded to `SIGNIFICANT_BITS` significant bits."""
     mantissa, exponent = np.frexp(values)
     return np.ldexp(np.rint(mantissa * 2**SIGNIFICANT_BITS), exponent - SIGNIFICANT_BITS)
 
@@ -115,7 +114,8 @@ def _fit_integers(
     groups: Floats, scales: Floats, offsets: Floats
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Return the integers that represent groups `[n, size]` best with these scales and offsets
-    `[..., n, 1]`, and for each group whether they reproduce its weights bit for bit."""
+    `[..., n, 1]`, and, for each group, True if the integers reproduce the group's weights bit for
+    bit."""
     safe = np.where(scales == 0, 1, scales)
     k = np.rint((groups - offsets) / safe)
     fits = (np.abs(k) <= 127) & (scales * k + offsets == groups)
@@ -125,9 +125,9 @@ def _fit_integers(
 def _fit_all(groups: Floats, form: Any, choices: ScaleChoices) -> QuantizedBlocks | None:
     """Return the blocks of all groups `[n, size]`; None if any group does not fit.
 
-    form, choices: a function of `BLOCK_FORMS` and the choices to try with it. A sample of the
-    groups is tried first: an ordinary weight is refused by it, and otherwise the choices that fit
-    most sample groups are tried first on all groups.
+    form, choices: a function of `BLOCK_FORMS`, and the choices to try with this function. A sample
+    of the groups is tried first. If a sample group fits no choice, the result is None; otherwise
+    all groups are tried, first with the choices that fit the most sample groups.
     """
     some = groups[:: -(-len(groups) // NUM_SAMPLE_BLOCKS)]
     fits = _fit_integers(some, *form(some, choices))[1]

@@ -1,20 +1,21 @@
-"""Recurrent states of hybrid models that can be rewound when draft tokens are rejected: inputs of
-convolution windows, and states of linear recurrences and selective scans.
+"""Recurrent states of hybrid models, stored so that they can be rewound when draft tokens are
+rejected: inputs of convolution windows, and states of linear recurrences and selective scans.
 
-The state of a sequence is stored at one of its lengths, the base. The tokens after the base are
-called pending; there are at most `MAX_PENDING_TOKENS`. For each of these, the inputs of windows are
-stored, and k, u and the decays of the recurrence S_t = decay_t * S_(t-1) + k_t u_t^T. They
-determine the state after any pending token:
+The state of a sequence is stored after one of its tokens, the base. The tokens after the base are
+called pending tokens; there are at most `MAX_PENDING_TOKENS`. For each pending token t, the inputs
+of convolution windows are stored, and k_t, u_t and decay_t of the recurrence S_t = decay_t *
+S_(t-1) + k_t u_t^T. These determine the state after any pending token:
 
     S_n = D_n S_0 + sum over i <= n of (D_n / D_i) k_i u_i^T,    D_i = exp(c_i),
 
-where c_i is the sum of the log decays up to token i. The k, u and c of a token do not depend on
-later tokens, so a rejected token leaves no trace. The base moves forward ("folds") only when there
-would be too many pending tokens; at least `MAX_REWIND_TOKENS` remain pending after the pass.
+where S_0 is the state at the base, and c_i is the sum of the log decays up to token i. The k, u and
+c of a token do not depend on later tokens, so a rejected token leaves no trace. The base moves
+forward ("folds") only when too many tokens would be pending; at least `MAX_REWIND_TOKENS` remain
+pending.
 
-In a selective scan each number of the state has its own decay, so the state is not such a sum. A
-rewind runs the scan again: from the state at which the last pass began or, if the sequence is
-rewound to before that, from the base.
+In a selective scan each number of the state has its own decay, so the formula above does not apply.
+Instead, a rewind runs the scan again: from the state before the last pass or, if the sequence is
+rewound further, from the base.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from foretoken.transfer import send
 MAX_REWIND_TOKENS = 32  # a sequence can always be truncated by this many tokens
 MAX_PENDING_TOKENS = 64  # tokens after a base, including those of the running pass
 MAX_PASS_WIDTH = MAX_PENDING_TOKENS  # a wider block is run in parts
-PENDING_SLOTS = MAX_PENDING_TOKENS + 1  # the last one receives padding
+PENDING_SLOTS = MAX_PENDING_TOKENS + 1  # the last slot receives padding
 DECAY_CHUNK_TOKENS = 8  # tokens whose decays per channel are computed at a time
 Arrays = dict[str, Tensor]
 
 
 class RecurrentStateLayer:
     """The states of one layer: arrays `[slots, ..]` by name. An array of window inputs, whose name
-    is a number, has its tokens along axis 1; the arrays of pending k, u, c and t have them along
-    axis 2."""
+    is a number, has its tokens along axis 1; the arrays of pending k, u, c and t have their tokens
+    along axis 2."""
 
     def __init__(self) -> None:
         self.arrays: Arrays = {}
@@ -71,7 +72,7 @@ class RecurrentStateLayer:
             x[slot] = row[name]
 
     def get_row(self, slot: int, slots: int) -> Arrays:
-        """Return the states of one slot, or zeros for a sequence without tokens (`slots` 0)."""
+        """Return the states in a slot; zeros if its sequence has no tokens (`slots` is 0)."""
         rows = {name: x[slot] for name, x in self.arrays.items()}
         return rows if slots else {name: torch.zeros_like(x) for name, x in rows.items()}
 
@@ -82,8 +83,8 @@ class RecurrentStateLayer:
     def extend_window(
         self, name: str, x: Tensor, size: int, cursor: PendingCursor, num_rows: int
     ) -> Tensor:
-        """Store new inputs `[B, C, W]` of a convolution whose kernel has `size` taps. Returns them
-        after the `size` - 1 inputs before them, `[B, C, size - 1 + W]`."""
+        """Store new inputs `[B, C, W]` of a convolution whose kernel has `size` taps. Returns the
+        previous `size` - 1 inputs followed by the new inputs, `[B, C, size - 1 + W]`."""
         if name not in self.arrays:
             self.arrays[name] = x.new_zeros(num_rows, size - 1 + PENDING_SLOTS, x.shape[1])
         left = get_last_inputs(self.arrays[name][: len(x)], size, cursor)
@@ -100,8 +101,8 @@ class RecurrentStateLayer:
         cursor: PendingCursor,
         num_rows: int,
     ) -> Tensor:
-        """Return the outputs of new tokens (see `compute_outputs`, also for the arguments), and
-        store k, u and the decays of these tokens. num_rows: slots to allocate in the first call."""
+        """Return the outputs of new tokens (arguments as in `compute_outputs`), and store the
+        tokens' k, u and decays. num_rows: number of slots to allocate in the first call."""
         B, H, _, Dv = v.shape
         if "S" not in self.arrays:
             shapes = {"S": (H, k.shape[3], Dv), "k": (k.shape[1], PENDING_SLOTS, k.shape[3])}
@@ -139,11 +140,11 @@ class RecurrentStateLayer:
         k_t^T with C channels (arXiv 2312.00752), and store k, u and t of the new tokens.
 
         Args:
-            q: `[B, W, N]`, as are the keys k; the inputs u and steps t are `[B, W, C]`.
-            A: Decays `[C, N]`, below 0. Stored for each slot, since `fold` needs them too.
+            q, k: Queries and keys, `[B, W, N]`. u, t: Inputs and steps, `[B, W, C]`.
+            A: Negative decay rates `[C, N]`. Stored for each slot, because `fold` needs A too.
             call: The index of this scan in the layer.
             cursor: The positions of the new tokens.
-            num_rows: Slots to allocate in the first call.
+            num_rows: Number of slots to allocate in the first call.
         """
         B, _, N = k.shape
         if f"S{call}" not in self.arrays:
@@ -168,8 +169,8 @@ class RecurrentStateLayer:
         return _run_scan_steps(S, A, t, u, k, q)[1]
 
     def _get_scan_arrays(self, call: int, rows: slice) -> Arrays:
-        """Return the arrays of one scan at these slots. Among them are the states S at the base,
-        and the states L after n pending tokens, at which the last pass began."""
+        """Return the arrays of one scan at these slots. S: the states at the base. L: the states
+        before the last pass, n tokens after the base."""
         return {name: self.arrays[name + str(call)][rows] for name in "SLAkutn"}
 
     def fold(self, counts: list[int], first: int = 0) -> None:
@@ -208,7 +209,7 @@ class PendingCursor:
 
 
 class RewindableRows(RowSlots):
-    """Sequences with recurrent states, each with its own base."""
+    """Sequences with recurrent states. Each sequence has its own base."""
 
     base_lengths: list[int]  # by row
 
@@ -217,9 +218,9 @@ class RewindableRows(RowSlots):
         raise NotImplementedError
 
     def advance_bases(self, rows: list[int], lengths: list[int], counts: list[int]) -> list[int]:
-        """Return the number of pending tokens of each sequence b in `rows`, which has lengths[b]
-        tokens. If counts[b] more tokens would exceed `MAX_PENDING_TOKENS` for any of them, move
-        bases forward first."""
+        """Return the number of pending tokens of each sequence b in `rows`. Sequence b has
+        lengths[b] tokens and gets counts[b] more. If a sequence would exceed `MAX_PENDING_TOKENS`,
+        bases are moved forward first."""
         for b in rows:
             if lengths[b] == 0 and self.base_lengths[b]:  # truncated to nothing
                 self.base_lengths[b] = 0
@@ -243,8 +244,8 @@ class RewindableRows(RowSlots):
         return [lengths[b] - self.base_lengths[b] for b in rows]
 
     def check_rewind(self, old: list[int], new: list[int]) -> None:
-        """Raise InputError if a sequence would be truncated from old[b] to new[b] tokens although
-        its base is at more than new[b]. Truncating to 0 tokens is always possible."""
+        """Raise InputError if a sequence b cannot be truncated from old[b] to new[b] tokens: a
+        sequence can only be truncated to its base or later, or to 0 tokens."""
         for b, base in enumerate(self.base_lengths):
             check_rewind_to_base(b, old[b], new[b], base)
 
@@ -258,18 +259,18 @@ class RewindableRows(RowSlots):
 
 
 def check_rewind_to_base(b: int, old: int, new: int, base: int) -> None:
-    """Raise InputError if sequence b would be truncated from `old` to `new` tokens although its
-    base is at more than `new`. Truncating to 0 tokens is always possible."""
+    """Raise InputError if sequence b cannot be truncated from `old` to `new` tokens: a sequence can
+    only be truncated to its base (`base` tokens) or later, or to 0 tokens."""
     if 0 < new < base:
         raise InputError(
-            f"sequence {b} would go back to {new} of {old} tokens, but its recurrent states are "
-            f"stored for the last {old - base}; give a gamma below {MAX_REWIND_TOKENS}"
+            f"sequence {b} would be truncated from {old} to {new} tokens, but its recurrent states "
+            f"can only be rewound to {base} tokens; give a gamma below {MAX_REWIND_TOKENS}"
         )
 
 
 def fold_tokens(S: Tensor, k: Tensor, u: Tensor, c: Tensor, tokens: Tensor) -> None:
-    """Advance states S `[B, H, Dk, Dv]` in place over their first pending tokens, tokens[b] of them
-    for sequence b."""
+    """Advance states S `[B, H, Dk, Dv]` in place: for each sequence b, over its first tokens[b]
+    pending tokens."""
     end = _gather_token(c, tokens - 1)
     moved = (torch.arange(k.shape[2], device=k.device) < tokens[:, None])[:, None, :, None]
     weight = torch.where(moved, (end - c).clamp(max=0).exp(), 0).to(k.dtype)
@@ -288,9 +289,9 @@ def get_last_inputs(window: Tensor, size: int, cursor: PendingCursor) -> Tensor:
 
 
 def compute_log_decays(c: Tensor, pending: Tensor) -> Tensor:
-    """Return, for each pending token, the sum of the log decays after it up to the sequence's end,
-    and after these entries the sum since the base: `[B, H, P + 1, ..]`. c: sums of the log decays
-    from the base up to each token."""
+    """Return `[B, H, P + 1, ..]`: for each of the P pending tokens, the sum of the log decays of
+    all later tokens; as the last entry, the sum for all pending tokens. c: for each pending token,
+    the sum of the log decays from the base up to this token."""
     end = _gather_token(c, pending - 1)
     return torch.cat([end - c, end], 2)
 
@@ -315,10 +316,10 @@ def compute_outputs(
             decayed S_(t-1)^T k_t); None: u = v (Mamba2, arXiv 2405.21060).
         S: The stored state, before the pending tokens (at the base), `[B, H, Dk, Dv]`.
         kp, up: k and u of the P pending tokens.
-        log_decays: As from `compute_log_decays`, `[B, H, P + 1, 1 or Dk]`; -inf for padding.
+        log_decays: The result of `compute_log_decays`, `[B, H, P + 1, 1 or Dk]`; -inf for padding.
 
     Returns:
-        The output, u, and the sums of g up to each token in float64.
+        The outputs, the new tokens' u, and, in float64, the sums of g up to each token.
     """
     W, c, earlier = k.shape[2], g.double().cumsum(2), log_decays[:, :, :-1]
     x, cx = q, c
@@ -326,7 +327,7 @@ def compute_outputs(
         x, cx = torch.cat([k, q], 2), torch.cat([c, c], 2)
     decay = (cx + log_decays[:, :, -1:]).exp().to(v.dtype)
     past = _multiply_state(x, decay, S) + _compute_decayed_products(x, cx, kp, earlier) @ up
-    # a draft token may have non-finite values, and 0 times these would make earlier tokens NaN
+    # a draft token may have non-finite values: 0 times such a value would make earlier tokens NaN
     u = zero_nonfinite(v if beta is None else beta * (v - past[:, :, :W]))
     if W == 1:  # no products between different new tokens
         return past[:, :, -1:] + _multiply_by_group((q * k).sum(3, keepdim=True), u), u, c
@@ -350,21 +351,22 @@ def _gather_token(c: Tensor, index: Tensor) -> Tensor:
 
 
 def _multiply_by_group(x: Tensor, y: Tensor) -> Tensor:
-    """Return `x @ y` for x `[B, Hk, ..]` and y `[B, H, ..]`, with each head of x for H / Hk heads
-    of y."""
+    """Return `x @ y` for x `[B, Hk, ..]` and y `[B, H, ..]`, multiplying each head of x by H / Hk
+    heads of y."""
     if x.shape[1] == y.shape[1]:
         return x @ y
     return (x[:, :, None] @ y.unflatten(1, (x.shape[1], -1))).flatten(1, 2)
 
 
 def _multiply_state(x: Tensor, decay: Tensor, S: Tensor) -> Tensor:
-    """Return the products of tokens x and a state S, each times its decay, `[B, H, W, Dv]`."""
+    """Return `[B, H, W, Dv]`: the products of tokens x and a state S, each multiplied by its
+    token's decay."""
     return _multiply_by_group(x, S) * decay if decay.shape[3] == 1 else (x * decay) @ S
 
 
 def _compute_decayed_products(x: Tensor, c: Tensor, y: Tensor, fade: Tensor) -> Tensor:
-    """Return the products of tokens x_i and y_j, each times its decay, `[B, H, i, j]`; undefined if
-    y_j comes after x_i.
+    """Return `[B, H, i, j]`: the products of tokens x_i and y_j, each multiplied by the decay from
+    j to i; undefined if y_j comes after x_i.
 
     A decay is exp(c_i + fade_j), since a quotient of exponentials would overflow. Decays per
     channel are computed for a few tokens at a time, to save memory.
@@ -388,8 +390,8 @@ def _solve(A: Tensor, y: Tensor) -> Tensor:
 
 
 def _compute_scan_states(own: Arrays, to: Tensor) -> Tensor:
-    """Return the states of a scan after the first to[b] pending tokens of each slot. `own`: the
-    arrays of `_get_scan_arrays`; `to` is on the host."""
+    """Return the states of a scan after the first to[b] pending tokens of each slot b. own: the
+    arrays that `_get_scan_arrays` returns. to: a tensor on the host."""
     near = own["n"] <= to
     begin = torch.where(near, own["n"], 0)
     steps = int((to - begin).max())
@@ -424,7 +426,7 @@ def _shift(x: Tensor, counts: list[int], axis: int) -> None:
             row[:-count] = row[count:].clone()
 
 
-# takes blocks and need, as `Model.score`; returns logits and the output layer's inputs
+# takes the arguments blocks and need of `Model.score`; returns logits and the output layer's inputs
 RunBlocks = Callable[[list[list[int]], list[int]], tuple[Tensor, Tensor]]
 
 

@@ -1,8 +1,8 @@
 """Slots of sequences in a cache's arrays, checks of lengths and sources, and padding of blocks, for
 all backends.
 
-A sequence's slot is its index in the arrays. It usually stays the same when the sequence's row in
-the batch changes. This module does not import transformers, which takes seconds.
+A sequence's slot is its index in the arrays. The slot usually stays the same when the sequence's
+row in the batch changes. This module does not import transformers, whose import takes seconds.
 """
 
 from __future__ import annotations
@@ -31,18 +31,17 @@ def reassign_slots(slots: list[int], rows: list[int]) -> list[int]:
 
 
 def allocate_slots(slots: list[int], num_rows: int) -> list[int]:
-    """Return `slots` followed by the slots of `num_rows` new sequences: the first free ones."""
+    """Return `slots` followed by the slots of `num_rows` new sequences: the first free slots."""
     return reassign_slots(slots + [-1] * num_rows, list(range(len(slots), len(slots) + num_rows)))
 
 
 def find_repeated_rows(slots: list[int]) -> list[int]:
-    """Return the indices of sequences that have the same slot as an earlier one."""
+    """Return the indices of sequences that have the same slot as an earlier sequence."""
     return [b for b, slot in enumerate(slots) if slot in slots[:b]]
 
 
 def find_rows_to_compact(slots: list[int]) -> list[int]:
-    """Return the indices of sequences whose slot is B or more, of B: they must move to free slots
-    below B."""
+    """Return the indices of sequences that must move to free slots below B, the batch size."""
     return [b for b, slot in enumerate(slots) if slot >= len(slots)]
 
 
@@ -52,13 +51,13 @@ def order_by_slot(slots: list[int]) -> list[int]:
 
 
 def count_needed_slots(slots: list[int]) -> int:
-    """Return how many slots the arrays must have for these slots to exist."""
+    """Return the number of slots that the arrays need for sequences in these slots."""
     return 1 + max(slots, default=-1)
 
 
 def compute_max_positions(lengths: list[int], unit: int) -> int:
-    """Return the maximum number of positions, over all slots, in the arrays for sequences of these
-    lengths. Each slot's capacity is less than twice the longest length, rounded up to a multiple of
+    """Return the maximum number of positions of all slots together, for sequences of these lengths.
+    Each slot's capacity is less than twice the longest length, rounded up to a multiple of
     `unit`."""
     return len(lengths) * 2 * (max(lengths, default=0) + unit)
 
@@ -69,12 +68,12 @@ def add_spare_rows(num_rows: int) -> int:
 
 
 class RowSlots:
-    """Sequences of different lengths in arrays `[slots, ..]`. Each sequence has a slot, of which
-    its tokens use the first positions. A sequence that leaves frees its slot for the next one that
-    joins. Before a forward pass, sequences move into free slots so that B sequences fill the first
-    B slots."""
+    """Sequences of different lengths in arrays `[slots, ..]`. Each sequence has a slot, and its
+    tokens use the first positions of this slot. A sequence that leaves frees its slot for the next
+    one that joins. Before a forward pass, sequences move into free slots so that B sequences fill
+    the first B slots."""
 
-    unit = 64  # positions; capacities are rounded up to a multiple of it
+    unit = 64  # capacities are rounded up to a multiple of this number of positions
     spare = 2  # growth adds at least 1/spare of the present capacity
     lengths: list[int]  # by row
     slots: list[int]  # by row
@@ -169,11 +168,11 @@ def list_remaining_rows(num_rows: int, leaving_rows: list[int]) -> list[int]:
 
 
 def check_lengths(old: list[int], new: list[int]) -> None:
-    """Raise InputError unless each new length is from 0 to the old one."""
+    """Raise InputError unless each new length is from 0 to the old length."""
     if len(old) != len(new) or any(not 0 <= n <= o for o, n in zip(old, new, strict=True)):
         raise InputError(
             f"the new lengths are {new} for sequences of {old} tokens; give one length for each "
-            "sequence, at most its present one"
+            "sequence, at most the present length"
         )
 
 
@@ -181,22 +180,23 @@ def check_room(
     lengths: list[int], counts: list[int], context: int | None | list[int | None]
 ) -> None:
     """Raise InputError if counts[b] more tokens would make sequence b longer than `context` allows.
-    context: one limit for all sequences or a list with one for each; None: no limit."""
+    context: one limit for all sequences, or a list of limits; None: no limit."""
     if len(lengths) != len(counts):
-        raise InputError(f"{len(counts)} blocks for {len(lengths)} sequences: give one for each")
+        raise InputError(f"{len(counts)} blocks for {len(lengths)} sequences; give one block each")
     if context is None:
         return
     limits = context if isinstance(context, list) else [context] * len(lengths)
     for b, (n, count, limit) in enumerate(zip(lengths, counts, limits, strict=True)):
         if limit is not None and n + count > limit and count:
             raise InputError(
-                f"sequence {b} would have {n + count} tokens, the model holds {limit}: shorten it"
+                f"sequence {b} would have {n + count} tokens, but the context length is {limit}; "
+                "shorten the sequence"
             )
 
 
 def pad_blocks(blocks: Blocks, device: torch.device) -> Tensor:
-    """Return blocks as ids `[B, width]`, padded on the right with id 0, to which no real token
-    attends."""
+    """Return blocks as ids `[B, width]`, padded on the right with id 0. No token of a sequence
+    attends to the padding."""
     if isinstance(blocks, Tensor):
         return blocks
     width = max(map(len, blocks), default=0)
@@ -207,12 +207,13 @@ def pad_blocks(blocks: Blocks, device: torch.device) -> Tensor:
 def check_sources(
     prompts: list[list[int]], sources: list[list[int]] | None, context: int | None
 ) -> None:
-    """Raise InputError unless there is one non-empty source for each prompt, and all fit the
-    encoder's context."""
+    """Raise InputError unless there is one non-empty source for each prompt, and all sources fit
+    the encoder's context."""
     if sources is None or len(sources) != len(prompts) or not all(sources):
         raise InputError("an encoder-decoder model needs one non-empty source for each prompt")
     longest = max(map(len, sources))
     if context is not None and longest > context:
         raise InputError(
-            f"a source has {longest} tokens, but the encoder's context is {context}: shorten it"
+            f"a source has {longest} tokens, but the encoder's context is {context}; "
+            "shorten the source"
         )

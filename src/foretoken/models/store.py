@@ -1,8 +1,8 @@
-"""Converted models on disk. Each has a folder in the user's cache folder, named by a digest of the
-model and the kind of conversion.
+"""Converted models on disk. Each model has a folder in the user's cache folder; the folder's name
+is a digest of the model and the kind of conversion.
 
-A folder is created atomically, even if several processes write it; a damaged folder is removed and
-the model converted again. This module does not depend on how models are converted or run.
+A folder is created atomically, even if several processes write it; a damaged folder is removed, and
+its model is converted again. This module does not depend on how models are converted or run.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ def _list_data_files(path: Path) -> list[Path]:
 
 
 def _read_facts(path: Path) -> dict[str, Any]:
-    """Return the description (`facts`) in a folder. Raises ValueError if it has changed since it
-    was written, or if any file of the folder belongs to another user."""
+    """Return the description (`facts`) in a folder. Raises ValueError if the description has
+    changed since it was written, or if any file of the folder belongs to another user."""
     if not is_owned(path.parent, path, *path.iterdir()):
         raise ValueError("another user has written it")
     document = parse_json((path / FACTS_FILE).read_text())
@@ -147,13 +147,13 @@ def _compute_seal(facts: dict[str, Any]) -> str:
 
 def save(key: str, write: Callable[[Path], dict[str, Any]], name: str, dtype: str) -> bool:
     """Store a conversion atomically and remove older conversions of the same model. Returns whether
-    it is stored; it is not if the disk is full or not writable.
+    the conversion is stored: False if the disk is full or not writable.
 
-    key: The name of its folder, from `compute_key`.
+    key: The name of the conversion's folder, from `compute_key`.
     write: Writes the files into a folder and returns their description (`facts`).
     name, dtype: The model's name in lists, from `get_title`, and the conversion's dtype.
     """
-    # Not by files.folder: its `.part` has a fixed name, but several processes may write one key
+    # not by files.folder: its `.part` has a fixed name, but several processes may write one key
     home, temporary = get_folder(), None
     if home is None:
         return False
@@ -205,8 +205,8 @@ class ConversionSource(Protocol):
 def find_or_convert(
     source: ConversionSource, key: str, form: str, write: Callable[[Path], dict[str, Any]]
 ) -> StoredConversion | None:
-    """Return the conversion stored under `key`; if there is none, make it with `write` and store
-    it. Logs a slow conversion. If it cannot be stored, logs a warning and returns None.
+    """Return the conversion stored under `key`; if there is none, make and store one with `write`.
+    Logs a slow conversion. If storing fails, logs a warning and returns None.
 
     form: The target format, for the log and for lists.
     write: As in `save`.
@@ -275,8 +275,8 @@ def list_entries() -> list[ConversionEntry]:
 
 
 def clear(name: str | None = None) -> int:
-    """Remove all stored conversions, or those of the model `name`; return how many were removed. A
-    model is converted again when it is loaded."""
+    """Remove all stored conversions, or the conversions of the model `name`; return the number
+    removed. A model is converted again when it is next loaded."""
     home, found = (
         get_folder(),
         [each for each in list_entries() if name is None or each.name == name],

@@ -159,7 +159,7 @@ def test_drafts_that_do_not_fit(tmp_path: Path) -> None:
     layers = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 2}
     draft = saved(tmp_path / "mtp", layers, x)
     refused(RefusedError, "num_nextn_predict_layers 2, but only 1 is supported", folder, draft)
-    refused(RefusedError, "holds no layer for multi-token prediction", folder, "mtp")
+    refused(RefusedError, "has no layer for multi-token prediction", folder, "mtp")
     for draft in ("lookup", folder):
         says = "draft_taps is 'inputs', but .* does not use the target's"
         refused(InputError, says, folder, draft, draft_taps="inputs")

@@ -463,7 +463,7 @@ def test_limits(name: str) -> None:
     with pytest.raises(InputError, match=rf"{limit + 1} tokens.*{limit}"):
         rows.model.start([[3] * (limit + 1)])
     rows.score([5, 6], [7])  # padding may be beyond the limit
-    with pytest.raises(InputError, match="tokens, the model"):
+    with pytest.raises(InputError, match="tokens, but the context"):
         rows.model.score([[7], []], [1, 0])
 
 
@@ -471,9 +471,9 @@ def test_limits(name: str) -> None:
 def test_lengths_only_go_back(name: str) -> None:
     rows = Rows(CASES[name], *made(name))
     rows.join([1, 2], [3])
-    with pytest.raises(InputError, match="at most its present"):
+    with pytest.raises(InputError, match="at most the present"):
         rows.model.set_lengths([2, 2])
-    with pytest.raises(InputError, match="one for each"):
+    with pytest.raises(InputError, match="one block each"):
         rows.model.score([[1]], [1])
 
 
@@ -482,7 +482,7 @@ def test_states_go_back_so_far_or_to_their_beginning(name: str) -> None:
     rows = Rows(CASES[name], *made(name))
     rows.join([(7 * i * i + 3 * i) % 59 + 2 for i in range(200)], [5, 6])
     rows.score([7], [8])
-    with pytest.raises(InputError, match=f"back to 60 of 201 tokens, .* below {MAX_REWIND_TOKENS}"):
+    with pytest.raises(InputError, match=f"from 201 to 60 tokens, .* below {MAX_REWIND_TOKENS}"):
         rows.model.set_lengths([60, 3])
     assert rows.model.lengths == [201, 3] and rows.model.max_rewind == MAX_REWIND_TOKENS
     rows.score([3] * MAX_REWIND_TOKENS, [9])

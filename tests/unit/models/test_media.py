@@ -436,7 +436,7 @@ def test_tokens_that_attend_to_the_last_one_are_refused(first: bool) -> None:
     every = {**inputs, "token_type_ids": torch.ones_like(inputs["token_type_ids"])}
     for one in (every, inputs) if first else (inputs, every):
         if one is every:
-            with pytest.raises(InputError, match="text has to follow"):
+            with pytest.raises(InputError, match="text must follow the media"):
                 spec.generate(every, max_new_tokens=2)
         else:
             (out,) = spec.generate(inputs, max_new_tokens=NEW, gamma=2, ignore_eos=True)
@@ -496,7 +496,7 @@ def test_what_the_native_decoder_refuses() -> None:
     heard, sound = built(whisper)
     hears = foretoken.load(heard, "lookup", runtime="native")
     for asked, given, says in (
-        (spec, ended, "text has to follow"),
+        (spec, ended, "text must follow the media"),
         (spec, {**inputs, "speech": torch.zeros(1, 3)}, "does not take pixel_values, speech"),
         (
             hears,

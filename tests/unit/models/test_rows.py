@@ -58,9 +58,9 @@ def test_those_that_do_not_leave() -> None:
 def test_rows_end_with_the_context() -> None:
     check_room([5, 9], [3, 0], 8)  # a row that is too long already gains nothing
     check_room([5], [3000], None)
-    with pytest.raises(InputError, match="sequence 1 would have 9 tokens, the model holds 8"):
+    with pytest.raises(InputError, match="1 would have 9 tokens, but the context length is 8"):
         check_room([5, 7], [3, 2], 8)
-    with pytest.raises(InputError, match="2 blocks for 1 sequences: give one for each"):
+    with pytest.raises(InputError, match="2 blocks for 1 sequences; give one block each"):
         check_room([5], [1, 1], None)
 
 

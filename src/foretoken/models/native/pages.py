@@ -26,7 +26,7 @@ DEFAULT_CACHE_BYTES = 2**29
 
 
 class LayerOffsets(NamedTuple):
-    """Where a layer's keys and values are in a page; offsets in numbers, not bytes."""
+    """Offsets of a layer's keys and values in a page, counted in numbers, not in bytes."""
 
     keys: int  # from the page's address to the first head's keys
     values: int  # from a head's keys to its values
@@ -34,9 +34,9 @@ class LayerOffsets(NamedTuple):
 
 
 class PageLayout(NamedTuple):
-    """The layout of keys and values in a slab. One head's keys are contiguous over all pages of the
-    slab, and so are its values, so that the processor prefetches across pages. If heads differ in
-    width, each page is contiguous instead."""
+    """The layout of keys and values in a slab. The keys of one head are contiguous over all pages
+    of the slab, and its values are contiguous too: the processor then prefetches across pages. If
+    heads differ in width, each page is contiguous instead."""
 
     layers: list[LayerOffsets]
     stretches: int  # contiguous stretches of memory, each with a part of every page
@@ -44,8 +44,8 @@ class PageLayout(NamedTuple):
 
 
 def compute_page_layout(heads: Sequence[tuple[int, int]]) -> PageLayout:
-    """Return the layout for layers with keys of these shapes: for each layer the number of key
-    heads and their width."""
+    """Return the layout of a page. heads: for each layer, the number of key heads and the width of
+    a head."""
     head_numbers = [PAGE_POSITIONS * width for _, width in heads]
     alike = len(set(head_numbers)) == 1
     layers, end = [], 0
@@ -61,7 +61,7 @@ def compute_page_layout(heads: Sequence[tuple[int, int]]) -> PageLayout:
 
 
 class Slab:
-    """The memory of SLAB_PAGES pages. It is freed when none of them is used."""
+    """The memory of SLAB_PAGES pages, freed when none of the pages is used."""
 
     __slots__ = ("num_used", "pages")
 
@@ -75,7 +75,7 @@ class Slab:
 
 
 class Page:
-    """Keys and values of 16 positions in all layers, and the number of sequences that use them."""
+    """Keys and values of 16 positions in all layers, and the page's number of users."""
 
     __slots__ = ("address", "num_users", "numbers", "slab")
 
@@ -86,8 +86,8 @@ class Page:
 
 class PagePool:
     """Allocates pages and takes back unused pages. When `capacity` pages are in use, the least
-    recently used cached prefixes are dropped. Running sequences are never dropped, so they may
-    exceed `capacity`."""
+    recently used cached prefixes are dropped. Running sequences are never dropped, so their pages
+    may exceed `capacity`."""
 
     def __init__(self, layout: PageLayout, dtype: str = "float32") -> None:
         self.layout, self.dtype = layout, np.dtype(dtype)
@@ -96,7 +96,7 @@ class PagePool:
         self.slabs: list[Slab] = []
         self.spare_pages: list[Page] = []
         self.num_used = 0
-        self.prefix_cache: PrefixCache | None = None  # of sequences that have left
+        self.prefix_cache: PrefixCache | None = None  # pages of sequences that have left
 
     def allocate_page(self) -> Page:
         """Return a page with one user and undefined content."""
@@ -135,8 +135,8 @@ class PagePool:
                     ]
 
     def recount(self) -> None:
-        """Count the users of all pages again. Call it only when no sequence is running: it frees
-        pages that were leaked by a Ctrl-C."""
+        """Count the users of all pages again, to free pages that a Ctrl-C leaked. Call only when no
+        sequence is running."""
         pages = [page for slab in self.slabs for page in slab.pages]
         for page in pages:
             page.num_users = 0
@@ -160,8 +160,8 @@ class PagedSequence:
         position_shift: Added to positions for rotary embeddings, because images take fewer
             positions than tokens.
         states: The recurrent states; None if the model has none.
-        may_share: True while all tokens so far may also be the prefix of another sequence.
-        table: Address of the kernels' table of page addresses.
+        may_share: With recurrent states, True while other sequences may share all tokens so far.
+        table: Memory address of the table of page addresses that the kernels read.
     """
 
     __slots__ = (
@@ -197,8 +197,8 @@ class PagedSequence:
             self._addresses[i] = page.address
 
     def fork(self, length: int) -> PagedSequence:
-        """Return a new sequence that shares the pages of the first `length` positions; its
-        recurrent states are None."""
+        """Return a new sequence that shares the pages of the first `length` positions. The new
+        sequence's recurrent states are None."""
         source = self.source and self.source.fork(self.source.length)
         pages = self.pages[: -(-length // PAGE_POSITIONS)]
         forked = PagedSequence(self.pool, pages, length, long=self.long, source=source)
@@ -217,7 +217,7 @@ class PagedSequence:
             self._set_page(len(self.pages), self.pool.allocate_page())
 
     def release(self) -> None:
-        """Release all pages, including those of cross-attention."""
+        """Release all pages, including the pages of cross-attention."""
         pages, self.pages, self.length = self.pages, [], 0
         self.pool.release(pages)
         if self.source is not None:
@@ -229,7 +229,6 @@ class PagedSequence:
         self.pages[i : i + 1] = [page]
 
     def _reserve_addresses(self, pages: int) -> None:
-        """Make room for `pages` entries in the kernels' table of page addresses."""
         if pages > len(self._addresses):
             table = np.zeros(max(16, 2 * pages), np.uint64)
             table[: len(self._addresses)] = self._addresses

@@ -34,20 +34,20 @@ MAX_PASS_TOKENS = 256  # longer inputs take several passes: bounds the memory of
 
 
 class SequencePart(NamedTuple):
-    """New tokens of a sequence that one pass computes, after the first `past` tokens, which are
+    """New tokens of a sequence that one forward pass computes. The `past` tokens before them are
     cached."""
 
     seq: PagedSequence
     past: int
     tokens: list[int]
     need: int  # logits are wanted for the last `need` tokens
-    output_row: int  # their first row in the buffers of logits and hidden states
+    output_row: int  # row of the first such token in the buffers of logits and hidden states
 
 
 class PassResult(NamedTuple):
     """Results of `NativePasses.run`, valid until the next run: logits `[B, max_need, V]`, inputs of
-    the output layer `[B, max_need, H]`, and hidden states at the taps `[tokens, taps * H]`, or None
-    if they were not requested."""
+    the output layer `[B, max_need, H]`, and hidden states at the taps `[tokens, taps * H]` (None if
+    hidden states were not requested)."""
 
     logits: Tensor
     hidden: Tensor
@@ -55,9 +55,9 @@ class PassResult(NamedTuple):
 
 
 class DraftChain:
-    """Computes all draft tokens of a step in one call of the kernels: a forward pass makes each
-    row's first draft token, then each further token takes a pass. Holds the kernels' struct and the
-    result.
+    """Computes all draft tokens of a step in one call of the kernels: one forward pass makes the
+    first draft token of each sequence, and each later draft token takes another pass. Contains the
+    kernels' struct and the result.
 
     Args:
         budget: Number of draft tokens of each sequence, `[B]`.
@@ -119,8 +119,8 @@ class DraftChain:
     def reuse(
         self, inputs: dict[str, Any], pages: Any, sources: Any, states: Any, given: Tensor | None
     ) -> None:
-        """Let the chain's later forward passes reuse the input arrays of the first pass: write
-        their addresses into the struct."""
+        """Let the chain's later forward passes reuse the input arrays of the first pass: write the
+        arrays' addresses into the struct."""
         record = self.record
         record.pages, record.sources = pages.ctypes.data, sources.ctypes.data
         record.states = states.ctypes.data
@@ -131,8 +131,8 @@ class DraftChain:
 
 
 class NativePasses:
-    """The forward passes of one network. Its weights lie in a folder that `description.describe`
-    has written.
+    """The forward passes of one network, whose weights are in a folder written by
+    `description.describe`.
 
     taps: The layers whose hidden states are returned: tap i is the input of layer i, and FINAL_TAP
     is the input of the output layer.
@@ -216,8 +216,8 @@ class NativePasses:
         return len(self.memory), len(self.memory) - unread
 
     def list_layer_records(self, layers: tuple[int, ...]) -> list[int]:
-        """Return the indices in the description's "layers" of these layers of the model. In an
-        encoder-decoder, each layer of the model has two entries: self-attention, and
+        """Return, for these layers of the model, the indices of their entries in the description's
+        "layers". A layer of an encoder-decoder has two entries: self-attention and
         cross-attention."""
         each = 1 + any(layer["source"] for layer in self.facts["layers"])
         return [each * i + j for i in layers for j in range(each)]
@@ -230,8 +230,8 @@ class NativePasses:
 
     def open_cross_kv(self) -> NativePasses:
         """Return passes that compute the keys and values of cross-attention from the encoder's
-        hidden states, and make this decoder's cross-attention read the pages that those passes
-        write."""
+        hidden states. From now on, this decoder's cross-attention reads the pages that the returned
+        passes write."""
         made = NativePasses(self.folder, self.facts["crossing"])
         own = [i for i, layer in enumerate(self.facts["layers"]) if layer["source"]]
         for i, offsets in zip(own, made.layer_offsets, strict=True):
@@ -239,13 +239,13 @@ class NativePasses:
         return made
 
     def share_pages(self, target: NativePasses, layers: list[int]) -> None:
-        """Run only these layers from now on, over the pages of `target`. Raises RefusedError if one
-        of them uses the keys and values of a layer that is not among them."""
+        """From now on, run only the layers `layers`, over the pages of `target`. Raises
+        RefusedError if one of these layers uses the keys and values of a layer that is left out."""
         lenders = {self.facts["layers"][i]["lender"] for i in layers} - {None, *layers}
         if lenders:
             raise RefusedError(
-                f"the copy leaves out layer {min(lenders)}, but another of its layers uses that "
-                f"layer's keys and values; include layer {min(lenders)}"
+                f"the copy leaves out layer {min(lenders)}, but has a layer that uses the keys and "
+                f"values of layer {min(lenders)}; include layer {min(lenders)}"
             )
         self.facts = {
             **self.facts,
@@ -265,12 +265,12 @@ class NativePasses:
         return_tapped: bool,
         chain: DraftChain | None = None,
     ) -> PassResult:
-        """Compute all parts, in passes of at most `max_tokens` tokens, and return the results.
-        Logits and hidden states `[num_rows, max_need, ..]` are undefined for sequences for which no
-        part needs them.
+        """Compute all parts, in passes of at most `max_tokens` tokens, and return the results. In
+        the logits and hidden states `[num_rows, max_need, ..]`, entries that no part needs are
+        undefined.
 
-        return_tapped: True to return hidden states at the taps. chain: The draft tokens to make
-        after the last pass; None: no draft tokens.
+        return_tapped: True to return hidden states at the taps. chain: Makes draft tokens after the
+        last pass; None: no draft tokens.
         """
         logits, hidden = self._get_output_views(num_rows, max_need)
         passes, tokens = (
@@ -278,7 +278,7 @@ class NativePasses:
             sum(len(part.tokens) for part in parts),
         )
         if self.facts["beside"] and (self.input_states is None or len(self.input_states) != tokens):
-            # no pairs were set, as when only the time is measured: any input will do
+            # no input pairs were set, because only the time is measured: use zeros
             self.input_states = torch.zeros(tokens, self.facts["beside"] + self.width)
         try:
             tapped = [self._run_pass(some, return_tapped=return_tapped) for some in passes[:-1]]
@@ -336,7 +336,7 @@ class NativePasses:
                 need[needed], place[needed] = after - wanted + i, first + i
                 needed += 1
             row[b + 1] = n = after
-        # set in each pass: after a Ctrl-C, old pointers may be to arrays that have moved since
+        # set in each pass: after a Ctrl-C, the old pointers may be invalid
         record, states, taps = self._record, None, None
         if return_tapped:
             stride = record.tap_stride = len(self._tapped) * self.width
@@ -350,7 +350,7 @@ class NativePasses:
         record.logits, record.hidden = (each.data_ptr() for each in self._buffers)
         input_states, embedded_prompt = self.input_states, self.embedded_prompt
         record.ends = record.added = None
-        if embedded_prompt is not None:  # the pass is over this prompt alone, from its beginning
+        if embedded_prompt is not None:  # the pass computes only this prompt's tokens
             self._set_prompt_inputs(embedded_prompt, n, long=parts[0].seq.long)
         record.given = None if input_states is None else input_states.data_ptr()
         if chain is None:
@@ -402,8 +402,8 @@ class NativePasses:
             record.added = self._added.ctypes.data
 
     def settle(self, states: RecurrentStates, length: int) -> None:
-        """Advance the stored recurrent states of a sequence of `length` tokens to its last
-        token."""
+        """Advance a sequence's stored recurrent states to its last token. length: the sequence's
+        number of tokens."""
         self._open_network().settle(states.address, length)
 
     def reserve_positions(self, positions: int) -> None:
@@ -437,7 +437,7 @@ class NativePasses:
 
 def _split_into_passes(parts: list[SequencePart], max_tokens: int) -> list[list[SequencePart]]:
     """Distribute the parts over passes of at most `max_tokens` tokens, and return the parts of each
-    pass. A part that does not fit is split."""
+    pass. A part that does not fit into a pass is split."""
     if sum(len(part.tokens) for part in parts) <= max_tokens:
         return [parts] if parts else []
     passes: list[list[SequencePart]] = [[]]

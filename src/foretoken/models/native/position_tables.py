@@ -20,8 +20,8 @@ MIN_ADDED_DISTANCES = 512
 
 
 def compute_cosine_and_sine(angles: NDArray[np.float64]) -> tuple[Floats, Floats]:
-    """Return cosines and sines. They are computed by products and sums only, because every
-    processor rounds these alike."""
+    """Return the cosines and sines of `angles`. Only products and sums are used, because every
+    processor rounds products and sums alike."""
     quarter = np.rint(angles * (2 / np.pi))
     rest = (
         (angles - quarter * HALF_PI_PARTS[0]) - quarter * HALF_PI_PARTS[1]
@@ -40,9 +40,9 @@ def compute_cosine_and_sine(angles: NDArray[np.float64]) -> tuple[Floats, Floats
 
 
 class RotaryTable:
-    """The cosines, then sines, of rotary positions: a table [kinds, capacity, 2 * pairs]. Kind 0 is
-    for all sequences, or for short ones if there is a kind 1, which has the frequencies of long
-    sequences."""
+    """The cosines, then the sines, of rotary positions: a table `[kinds, capacity, 2 * pairs]`. If
+    there are two kinds, kind 0 is for short sequences and kind 1 for long ones; otherwise kind 0 is
+    for all sequences."""
 
     def __init__(self, rope: dict[str, Any]) -> None:
         self.kinds = [
@@ -54,7 +54,7 @@ class RotaryTable:
 
     @property
     def capacity(self) -> int:
-        """Return how many positions the table has."""
+        """Return the number of positions in the table."""
         return self.table.shape[1]
 
     def reserve(self, positions: int) -> None:
@@ -73,8 +73,8 @@ class RotaryTable:
         self.table = np.concatenate([self.table, more], 1)
 
     def gather_rows(self, positions: NDArray[np.int64], axes: list[int]) -> Floats:
-        """Return rows `[n, 2 * pairs]` for n tokens with positions on several axes, `[axes, n]`.
-        Pair i of a head is rotated by the position on axis axes[i]."""
+        """Return table rows `[n, 2 * pairs]` for n tokens. Pair i of a head is rotated by the
+        position on axis axes[i]. positions: the tokens' positions on each axis, `[axes, n]`."""
         position_ids = positions[np.array(axes)].T  # [n, pairs]
         pairs = np.arange(len(axes))
         table = self.table[0]
@@ -83,8 +83,8 @@ class RotaryTable:
         )
 
     def _compute_growth(self, positions: Floats) -> Floats:
-        """Return the factors by which queries at positions `[n, 1]` are scaled (`Rope.growth`);
-        cosines and sines are multiplied by them."""
+        """Return the factors that scale queries at positions `[n, 1]` (`Rope.growth`). The caller
+        multiplies the cosines and sines by these factors."""
         if self.growth is None:
             return np.ones((1, 1), np.float32)
         slope, length = self.growth

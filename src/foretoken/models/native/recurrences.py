@@ -1,9 +1,9 @@
 """Makes the kernels' `RecurrentMixer` from transformers' modules: short convolutions (LFM2), gated
 delta rules (Qwen3-Next, Qwen3.5, OLMo hybrid) and Mamba2 (Granite 4, Bamba).
 
-The outputs of the projections are, in this order: queries, keys, values and gates. For a
-convolution alone (LFM2) they are the two factors of its input, then gates. Each head is padded to
-full vectors.
+The outputs of the projections are, in this order: queries, keys, values and gates. A layer without
+a recurrence (LFM2) has the two factors of the convolution's input, then gates. Each head is padded
+to full vectors.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def _read_delta_rule(
 
 
 def _split_by_key_head(reader: NetworkReader, part: Any) -> tuple[list[Linear], list[Linear]]:
-    """Return Qwen3-Next's projections, and the layers of its decays and betas, with rows in the
-    kernels' order. In its fused weights, rows are grouped by key head."""
+    """Return Qwen3-Next's projections, and the linear layers of its decays and betas, with rows in
+    the kernels' order. In the model's fused weights, rows are grouped by key head."""
     key_heads, key_width = part.num_k_heads, part.head_k_dim
     both, group = reader.read_linear(part.in_proj_qkvz), part.num_v_heads // key_heads
     values = group * part.head_v_dim
@@ -185,8 +185,8 @@ def _read_scan(
 
 
 def _read_decays(reader: NetworkReader, part: Any) -> tuple[Floats, Floats]:
-    """Return two vectors, each padded to full vectors of 16: -exp(A_log), the factors of steps in
-    log decays, and the bias of steps."""
+    """Return two arrays, each padded to a multiple of `LANES`: -exp(A_log), by which steps are
+    multiplied to make log decays, and the bias of steps."""
     reader.read_weights |= {id(part.A_log), id(part.dt_bias)}
     padding = (0, -len(part.A_log) % LANES)
     return np.pad(to_float_array(-part.A_log.float().exp()), padding), np.pad(
@@ -195,8 +195,8 @@ def _read_decays(reader: NetworkReader, part: Any) -> tuple[Floats, Floats]:
 
 
 def scale_attention(layer: Any, part: Attention) -> Attention:
-    """Return Falcon-H1's attention with the family's factors of inputs, keys and outputs multiplied
-    into its weights."""
+    """Return Falcon-H1's attention, with weights that include the family's factors of inputs, keys
+    and outputs."""
     q, k, v = part.projections
     first, own = layer.attention_in_multiplier, layer.self_attn.key_multiplier
     projections = [q.scale_by(first), k.scale_by(first, own), v.scale_by(first)]
@@ -205,6 +205,6 @@ def scale_attention(layer: Any, part: Attention) -> Attention:
 
 
 def scale_mixer(layer: Any, part: RecurrentMixer) -> RecurrentMixer:
-    """Return Falcon-H1's recurrence, which is parallel to attention, with the factor of its output
-    multiplied into its weights."""
+    """Return Falcon-H1's recurrence, which is parallel to attention, with output weights that
+    include the family's output factor."""
     return replace(part, out=part.out.scale_by(1.0, layer.ssm_out_multiplier))

@@ -21,25 +21,25 @@ NO_STATE_LENGTH = np.iinfo(np.int64).max  # length of an invalid state: no seque
 
 
 class LayerStates(NamedTuple):
-    """Where the states of a layer are in a sequence's memory; offsets and sizes in floats."""
+    """Offsets and sizes, in floats, of a layer's states in a sequence's memory."""
 
     window: int  # offset of the ring of the convolution's inputs, [RING_TOKENS, channels]
     channels: int
     taps: int  # tokens in the window of the convolution
     # offset of the base state, from which the state after a rollback is computed; the head state,
-    # the latest one, follows it
+    # the latest one, follows the base state
     base: int
-    size: int  # size of the base state, and of the head state; 0: a convolution alone
+    size: int  # size of the base state, and of the head state; 0: no recurrence
 
 
 class StateLayout:
-    """Where the states of all recurrent layers are in a sequence's memory."""
+    """Offsets of the states of all recurrent layers in a sequence's memory."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.numbers: int = facts["row_numbers"]
         self.layers = list[LayerStates]()
-        # for each layer, the index in 64-bit words of two lengths in tokens: that at which its base
-        # state was taken, then that of its head state
+        # for each layer, the index, in 64-bit words, of its base state's number of tokens; the head
+        # state's number of tokens follows
         layers = list_recurrent_layers(facts["layers"])
         self.bases = np.array([layer["recurrence"]["at"] // 2 for layer in layers])
         for layer in layers:
@@ -51,8 +51,8 @@ class StateLayout:
             self.layers.append(LayerStates(at, channels, part["taps"], base, size))
 
     def copy_states(self, states: RecurrentStates, length: int) -> list[NDArray[np.float32]]:
-        """Return copies of the states after a sequence's first `length` tokens. The head state must
-        be at this length: call `NativePasses.settle` before."""
+        """Return copies of the states after a sequence's first `length` tokens. Call
+        `NativePasses.settle` before, so that the head state is at this length."""
         parts = list[NDArray[np.float32]]()
         for layer in self.layers:
             head = layer.base + layer.size
@@ -102,6 +102,6 @@ class RecurrentStates:
         return RecurrentStates(self.numbers.copy(), self.bases)
 
     def check_rewind(self, b: int, old: int, new: int) -> None:
-        """Raise InputError if sequence b cannot be rewound from `old` to `new` tokens: below a
-        layer's base state, it can only be rewound to 0."""
+        """Raise InputError if sequence b cannot be rewound from `old` to `new` tokens: a sequence
+        can only be rewound to its layers' base states or later, or to 0 tokens."""
         check_rewind_to_base(b, old, new, int(self.integers[self.bases].max()))

@@ -1,8 +1,8 @@
 """Gemma 4's assistants: draft models of a few small layers that attend to the target's KV cache and
 have no KV cache of their own.
 
-transformers 5.23 cannot build its own class for them, since none of the layers computes keys that
-the others could share. The layers, norms and rotary embeddings are transformers' modules.
+transformers 5.23 cannot build its own assistant class, since no layer computes keys for the other
+layers to share. The layers, norms and rotary embeddings are transformers' modules.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SLIDING_ATTENTION = "sliding_attention"
 
 
 class SharedKVConfig:
-    """A config that makes transformers' layers use keys and values that they are given, instead of
-    computing their own."""
+    """A config that makes transformers' layers use keys and values from the caller, instead of
+    computing keys and values."""
 
     _attn_implementation = "lent_keys"
     hidden_size_per_layer_input = 0
@@ -68,9 +68,9 @@ class CentroidHead(nn.Module):
 
 
 class Assistant(nn.Module):
-    """The network of an assistant, whose modules have the names that its files use. `config`:
-    transformers' config. Raises RefusedError if the installed transformers cannot build its
-    layers."""
+    """The network of an assistant. Its modules have the same names as in the assistant's files.
+    `config`: transformers' config. Raises RefusedError if the installed transformers cannot build
+    the layers."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Assistant(nn.Module):
         layers = [Gemma4TextDecoderLayer(text, j) for j in range(text.num_hidden_layers)]
         if any(hasattr(layer.self_attn, "k_proj") for layer in layers):
             raise RefusedError(
-                "this release of transformers builds no layers for an assistant of Gemma 4; "
+                "this release of transformers cannot build the layers of Gemma 4's assistants; "
                 "install transformers>=5.23"
             )
         norm = Gemma4RMSNorm(H, eps=text.rms_norm_eps)
@@ -102,8 +102,8 @@ class Assistant(nn.Module):
         """Return the next tokens' logits `[B, V]`, and the hidden states `[B, width]` for the next
         draft step.
 
-        embedded: the embeddings of the last tokens; states: the hidden states at the tokens before
-        those. Both are `[B, width]`.
+        embedded: the embedding of each sequence's last token, `[B, width]`. states: the hidden
+        states at the token before the last, `[B, width]`.
         """
         x = self.pre_projection(torch.cat([embedded, states], -1))[:, None]
         for layer_type, layer in zip(
@@ -122,8 +122,8 @@ class Assistant(nn.Module):
 
 
 class StockAssistant:
-    """An assistant that runs on torch over the target's sequences. It does not change these or
-    their KV cache."""
+    """An assistant that runs on torch over the target's sequences. It changes neither the sequences
+    nor the KV cache."""
 
     runtime = "transformers"
 
@@ -144,9 +144,9 @@ class StockAssistant:
         self._layer_inputs = {kind: self._make_layer_inputs(kind, rows) for kind in kinds}
 
     def _make_layer_inputs(self, layer_type: str, rows: list[int]) -> AssistantLayerInputs:
-        """Return the layer inputs for a token after the end of each of these sequences. It attends
-        to the same keys as a token of the target would there, except that there is no key of its
-        own."""
+        """Return the layer inputs for a token after the end of each of these sequences. The new
+        token attends to the same keys as a token of the target at this position would, except that
+        it has no key itself."""
         lengths, weight = [self.target.lengths[b] for b in rows], self.network.lm_head.weight
         window = (
             self.network.sliding_window if layer_type == SLIDING_ATTENTION else max(lengths) + 1
@@ -156,7 +156,7 @@ class StockAssistant:
         ends = send(torch.tensor(lengths), weight.device)[:, None]
         slots = torch.arange(first, max(lengths), device=weight.device)
         visible = (slots < ends) & (slots > ends - window)
-        # then every token attends to all keys from `first` on
+        # if True, every token attends to all keys from `first` on
         same_length = min(lengths) == max(lengths)
         return AssistantLayerInputs(
             rotary=self.network.rotary(weight, ends, layer_type),
@@ -166,8 +166,8 @@ class StockAssistant:
 
     @torch.inference_mode()
     def step(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the result of `Assistant` for the rows given to `begin`: logits and hidden
-        states."""
+        """Return the logits and hidden states that the network computes for the sequences given to
+        `begin`."""
         dtype = self.network.lm_head.weight.dtype
         return self.network(embedded.to(dtype), states.to(dtype), self._layer_inputs)
 

@@ -19,7 +19,7 @@ EMBEDDING_KEY, HEAD_KEY = "model.embed_tokens.weight", "lm_head.weight"  # one m
 
 
 def is_assistant(config: dict[str, Any] | PreTrainedConfig) -> bool:
-    """Return whether a config is that of an assistant of Gemma 4."""
+    """Return whether a config is the config of an assistant of Gemma 4."""
     return _to_dict(config).get("model_type") in ASSISTANT_MODEL_TYPES
 
 
@@ -33,8 +33,8 @@ def build_assistant(
     target: PreTrainedConfig,
     dtype: torch.dtype,
 ) -> Assistant:
-    """Return the network of an assistant for a target with the config `target`. Raises InputError
-    for an invalid config or invalid tensors, RefusedError for an assistant of another target."""
+    """Return an assistant's network for a target with the config `target`. Raises InputError for an
+    invalid config or invalid tensors, and RefusedError for an assistant of another target."""
     assistant_config, sizes = _parse_config(_to_dict(config))
     _require_target(sizes, target)
     with torch.device("meta"):
@@ -51,7 +51,7 @@ def _parse_config(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return transformers' config of an assistant, and the sizes that its target must have."""
     if not is_assistant(fields):
         raise InputError(
-            f"model_type is {fields.get('model_type')!r:.40}; an assistant's is "
+            f"model_type is {fields.get('model_type')!r:.40}; the model_type of an assistant is "
             f"{' or '.join(ASSISTANT_MODEL_TYPES)}"
         )
     try:
@@ -59,7 +59,7 @@ def _parse_config(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         text: Any = config.get_text_config()
         sizes = _collect_sizes(text, {kind: j for j, kind in enumerate(text.layer_types)})
         sizes["states"] = config.backbone_hidden_size
-    except Exception as error:  # the file may hold anything
+    except Exception as error:  # the file may contain anything
         raise InputError(
             f"the assistant's config is invalid ({log_error_kind(error)}); download it again"
         ) from error
@@ -67,8 +67,8 @@ def _parse_config(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     if config.use_ordered_embeddings and not (0 < top_k <= count and text.vocab_size % count == 0):
         raise InputError(
             f"the assistant's config has {count} centroids for {text.vocab_size} tokens and takes "
-            f"the nearest {top_k}; give a number of centroids that divides the number of tokens, "
-            "and take at most as many"
+            f"the nearest {top_k}; give a num_centroids that divides the number of tokens, and a "
+            "centroid_intermediate_top_k from 1 to num_centroids"
         )
     return config, sizes
 
@@ -84,7 +84,7 @@ def _collect_sizes(text: Any, layers: dict[str, int]) -> dict[str, Any]:
 
 
 def _require_target(sizes: dict[str, Any], target: PreTrainedConfig) -> None:
-    """Raise RefusedError if the target differs from the assistant in one of these sizes."""
+    """Raise RefusedError if the target does not have the `sizes` that the assistant needs."""
     text: Any = target.get_text_config(decoder=True)
     if text.model_type not in TARGET_MODEL_TYPES:
         raise RefusedError(
@@ -95,7 +95,7 @@ def _require_target(sizes: dict[str, Any], target: PreTrainedConfig) -> None:
     wrong = [name for name, size in sizes.items() if size != target_sizes.get(name)]
     if wrong:
         raise RefusedError(
-            f"the assistant is for another target: {wrong[0]} {sizes[wrong[0]]}, this target has "
+            f"the assistant is for a target with {wrong[0]} {sizes[wrong[0]]}, but this target has "
             f"{target_sizes.get(wrong[0], 'none')}; give the assistant of this target"
         )
 
@@ -113,7 +113,7 @@ def _select_tensors(
         if found.shape != own.shape or found.is_floating_point() != own.is_floating_point():
             raise InputError(
                 f"the assistant's {name} is {found.dtype} {tuple(found.shape)}, but its config "
-                f"needs {tuple(own.shape)}; give files that are not quantized, or download again"
+                f"needs {tuple(own.shape)}; give files that are not quantized, or download it again"
             )
         if found.is_floating_point():
             require_finite_floats("the assistant", name, found)

@@ -1,15 +1,15 @@
-"""Attention of transformers' own models over a ragged cache, with their code unchanged.
+"""Attention of transformers' own models over a ragged cache, with the models' code unchanged.
 
 The causal mask, T5's relative bias and Bart's positions are computed from each sequence's own
-offset. `RaggedTwin` holds a twin of the model with this attention: a second module tree over the
+offset. `RaggedTwin` makes a twin of the model with this attention: a second module tree over the
 same weights. The twin applies the output layer only to the positions whose logits are needed, so
 that a prefill computes no logits. The user's model stays unmodified in every thread, even after a
 Ctrl-C.
 
 Long rope (Phi-3, Phi-4-mini, PhiMoE) uses one set of rotary factors for sequences of up to N
-tokens, and another set for longer ones. transformers' `generate` recomputes a sequence when it
+tokens, and another set for longer sequences. transformers' `generate` recomputes a sequence when it
 grows beyond N. Here each sequence has its own set, and both kinds of sequences share a forward
-pass: `LONG_ROW_OFFSET` is added to the position ids of the long ones.
+pass: `LONG_ROW_OFFSET` is added to the position ids of long sequences.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ ATTENTION_FIELD = "_attn_implementation_internal"  # a config's attribute for it
 CAPTURE_HOOKS_FLAG = "_output_capturing_hooks_installed"
 HOOK_FIELDS = ("_forward_hooks", "_forward_pre_hooks")
 PADDING_CHECK_METHOD = "warn_if_padding_and_no_attention_mask"
-MAX_STACKED_TOKENS = 64  # longer blocks would need large masks, as each is repeated per query head
+MAX_STACKED_TOKENS = 64  # the masks of longer blocks, repeated per query head, would be large
 
 
 class NeededPositions:
-    """Selects the positions whose logits are needed: of each block b, with counts[b] tokens, the
-    last need[b]. The blocks are padded on the right to one width. places: each sequence's slot."""
+    """Selects the positions whose logits are needed: the last need[b] of the counts[b] tokens of
+    each block b. The blocks are padded on the right to one width. places: each sequence's slot."""
 
     def __init__(
         self, counts: list[int], need: list[int], places: list[int], device: torch.device
@@ -87,7 +87,7 @@ class NeededPositions:
     def select(self, x: Tensor) -> Tensor:
         """Return the needed positions of x, `[B, width, n]` in slot order, as `[B, max(need), n]`
         in row order. Rows that need fewer than max(need) are padded with 0, since x may be
-        non-finite there."""
+        non-finite at padding."""
         if self.aligned:
             selected = x[:, self.first : self.first + self.max_need]
         else:
@@ -100,13 +100,13 @@ class NeededPositions:
 
     def logits(self, logits: Tensor) -> Tensor:
         """Return a model's logits reduced to `[B, max(need), V]`; if the hook of the output layer
-        has run, they are already."""
+        has run, return them unchanged."""
         return self.select(logits) if self.hidden is None else logits
 
 
 class SelectedPositions:
-    """Passes only the hidden states at `indices` to the output layer, as `[1, N, H]`. An index
-    counts the positions of the flattened batch."""
+    """Passes only the hidden states at `indices` to the output layer, as `[1, N, H]`. The indices
+    are positions in the flattened batch."""
 
     def __init__(self, indices: Tensor) -> None:
         self.indices = indices
@@ -181,9 +181,9 @@ def ragged_sdpa(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Compute the attention of the stock model, with T5's relative bias for each sequence's own
-    positions. The keys are not copied for each query head that shares them."""
+    positions. Keys that several query heads share are not copied."""
     scale = kwargs.get("scaling")
-    # a layer that is compiled alone; its keys come from the cache
+    # a layer is compiled without the rest of the model; its keys come from the cache
     if torch.compiler.is_compiling():
         if position_bias is not None or not can_stack_queries(query, attention_mask):
             raise RefusedError(
@@ -205,8 +205,8 @@ def ragged_sdpa(
 
 
 def compute_row_bias(cache: RaggedCache, bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Return each sequence's relative bias plus the mask, `[B, H, q, K]`. It is computed once per
-    forward pass for all layers."""
+    """Return each sequence's relative bias plus the mask, `[B, H, q, K]`. The sum is computed once
+    per forward pass for all layers."""
     return cache.compute_once(
         bias, lambda: to_additive_mask(mask, shift_bias(cache, bias)).contiguous()
     )
@@ -217,7 +217,7 @@ def shift_bias(cache: RaggedCache, bias: Tensor) -> Tensor:
     sequence with `cache.max_context` cached tokens.
 
     The bias depends only on the distance between key and query. So for a sequence with s fewer
-    cached tokens it is shifted by s keys.
+    cached tokens the bias is shifted by s keys.
     """
     if not isinstance(cache.offset, Tensor):
         return bias
@@ -228,8 +228,8 @@ def shift_bias(cache: RaggedCache, bias: Tensor) -> Tensor:
 
 
 def can_stack_queries(query: Tensor, mask: Tensor | None) -> bool:
-    """Return whether `stacked_attention` supports these queries: a single one without a mask, or a
-    short block with a mask that all heads share."""
+    """Return whether `stacked_attention` supports these queries: a single query without a mask, or
+    a short block with one mask for all heads."""
     if mask is None:
         return query.shape[2] == 1
     return mask.shape[1] == 1 and query.shape[2] <= MAX_STACKED_TOKENS
@@ -263,8 +263,8 @@ def stacked_attention(
 
 
 def ragged_eager(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-    """Run the eager attention function of the model's own module, which has the family's softcap,
-    sinks and the like."""
+    """Run the eager attention function of the family's Python module. This function applies the
+    family's softcap, sinks and the like."""
     return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
 
 
@@ -276,7 +276,7 @@ AttentionMaskInterface.register("ragged_eager", ragged_eager_mask)
 
 class RaggedTwin:
     """A twin of `model`: a second module tree over the same weights, with ragged attention. `taps`:
-    the layers whose hidden states its forward passes can record."""
+    the layers whose hidden states the twin's forward passes can record."""
 
     def __init__(self, model: PreTrainedModel, taps: tuple[int, ...] = ()) -> None:
         self._original, self._taps = model, taps
@@ -305,7 +305,7 @@ class RaggedTwin:
         needed: HeadHook | None = None,
         tap_states: dict[int, Tensor] | None = None,
     ) -> Iterator[PreTrainedModel]:
-        """Yield the twin for a forward pass over `cache`. Its output layer runs only at the
+        """Yield the twin for a forward pass over `cache`. The twin's output layer runs only at the
         positions that `needed` selects. tap_states: receives the recorded hidden states by tap."""
         token = FORWARD_CONTEXT.set(ForwardContext(cache, needed, tap_states))
         try:
@@ -317,7 +317,7 @@ class RaggedTwin:
 def make_twin_with_attention(
     model: PreTrainedModel, attention: str | None = None
 ) -> PreTrainedModel:
-    """Return a twin with this attention implementation; by default with the ragged one.
+    """Return a twin with this attention implementation; None: ragged attention.
 
     A family with its own attention code gets ragged masks only: its layers continue to use sdpa or
     eager attention, and the masks are made for that attention.
@@ -330,8 +330,8 @@ def make_twin_with_attention(
             if has_own_attention(part):
                 _set_existing(part.config, {ATTENTION_FIELD: kind})
                 part.config = copy.copy(part.config)
-                # MPT cuts its bias out of one for max_seq_len positions, and padding may exceed the
-                # limit
+                # MPT slices its bias from a bias for max_seq_len positions, and padding may exceed
+                # this limit
                 settings["max_seq_len"] = 2 * PREFILL_CHUNK_TOKENS + (
                     getattr(part.config, "max_seq_len", None) or 0
                 )
@@ -360,8 +360,8 @@ def mask_encoder_states(
     decoder: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Forward pre-hook of a decoder: mask the padding of an audio or image encoder's hidden states.
-    The mask is set here because each family derives it from the mask of the encoder's input in its
-    own way."""
+    The mask is set here because families derive it from the mask of the encoder's input in
+    different ways."""
     mask = getattr(FORWARD_CONTEXT.get().cache, "encoder_mask", None)
     if mask is None or "encoder_attention_mask" not in given:
         return None
@@ -383,9 +383,9 @@ def install_long_rope(model: PreTrainedModel) -> None:
 
 
 class LongRopeEmbedding(nn.Module):
-    """Rotary embeddings for a batch: with the long factors at positions to which `LONG_ROW_OFFSET`
-    is added, with the short ones elsewhere. `rotary` is transformers' module, which chooses one set
-    for the whole batch by its largest position; `length` is the switch length."""
+    """Rotary embeddings for a batch. Positions to which `LONG_ROW_OFFSET` is added use the long
+    factors; other positions use the short factors. rotary: transformers' module, which would choose
+    one set for the whole batch, by the largest position. length: the switch length."""
 
     def __init__(self, rotary: nn.Module, length: int) -> None:
         super().__init__()
@@ -442,16 +442,16 @@ def make_twin(model: PreTrainedModel) -> PreTrainedModel:
 def _copy_attributes(part: nn.Module) -> dict[str, Any]:
     """Return a module's attributes for its twin.
 
-    A compiled forward would run the original module, so the twin gets the forward from which it was
-    compiled. Hooks that `output_hidden_states=True` has installed are left out, because they cannot
-    be compiled; transformers installs them again when they are needed.
+    A compiled forward would run the original module, so the twin gets the uncompiled forward. Hooks
+    that `output_hidden_states=True` has installed are left out, because they cannot be compiled;
+    transformers installs them again when they are needed.
     """
     own = vars(part) | {
         "training": False,
         "_compiled_call_impl": None,
         "_buffers": _copy_buffers(part),
     }
-    for name in HOOK_FIELDS:  # copied, so that hooks can be added to the twin alone
+    for name in HOOK_FIELDS:  # copied, so that hooks can be added to the twin only
         hooks = own[name].items()
         own[name] = OrderedDict((k, x) for k, x in hooks if not _is_capture_hook(x))
         own[f"{name}_with_kwargs"] = own[f"{name}_with_kwargs"].copy()
@@ -472,8 +472,8 @@ def _is_capture_hook(hook: Any) -> bool:
 
 
 def _copy_buffers(part: nn.Module) -> dict[str, Any]:
-    """Return the module's buffers for its twin: copies of those that are computed instead of saved,
-    and the others themselves. Packed weights, which are not saved either, are not copied."""
+    """Return the module's buffers for its twin. Buffers that are computed instead of saved are
+    copied, except packed weights; all other buffers are shared."""
     computed = part._non_persistent_buffers_set
     own = dict(part._buffers)
     for name, x in part._buffers.items():
@@ -484,7 +484,7 @@ def _copy_buffers(part: nn.Module) -> dict[str, Any]:
 
 def _convert_to_twin(value: Any, memo: dict[int, Any]) -> Any:
     """Return an attribute's value for the twin: modules are replaced by the twin's modules, and
-    configs copied. memo: the twin's modules and configs by id of the original."""
+    configs are copied. memo: the twin's modules and configs by id of the original."""
     if isinstance(value, nn.Module):
         return memo.get(id(value), value)
     if isinstance(value, PreTrainedConfig):

@@ -1,9 +1,9 @@
 """A transformers cache for a batch of sequences of different lengths.
 
-Each sequence has one slot, the same in the arrays of every layer. New tokens are written after its
-cached ones. A rollback only lowers the sequence's length: the entries after it are masked, and the
-next tokens overwrite them. Nothing here depends on token ids, on the vocabulary, or on which
-positions need logits.
+Each sequence has one slot, which is the same in the arrays of every layer. New tokens are written
+after the sequence's cached tokens. A rollback only lowers the sequence's length: entries beyond the
+length are masked, and the next tokens overwrite these entries. The cache does not depend on token
+ids, on the vocabulary, or on which positions need logits.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ CAPACITY_MULTIPLE = RowSlots.unit
 TOKEN_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers that RaggedLayer replaces
 # A family with its own attention code is supported if it has one of these attention implementations
 MASKED_ATTENTIONS = {None, "eager", "sdpa"}
-# Cache layers with recurrent states, and layers that also hold keys and values
+# Cache layers with recurrent states, and layers that have keys and values too
 STATE_LAYERS = {"LinearAttentionLayer"}
 HYBRID_LAYERS = {
     "LinearAttentionAndFullAttentionLayer",
     "LinearAttentionAndSlidingWindowAttentionLayer",
 }
-EMPTY_LAYERS = {"DummyLayer"}  # layers without a cache, some of which use another layer's
+EMPTY_LAYERS = {"DummyLayer"}  # layers without a cache; some use another layer's cache
 # Families that represent an image neither by prompt tokens nor by an encoder's hidden states
 UNSUPPORTED_MODEL_TYPES = {"git", "mllama", "pp_formulanet", "udop"}
 ALTERNATIVES_HINT = (
@@ -49,14 +49,13 @@ KeysValues = tuple[Tensor, Tensor]  # keys and values
 
 class RaggedLayer(DynamicLayer):
     """The keys and values of one layer: `arrays`, each `[slots, heads, capacity, dim]`, with the
-    same slots and capacity in every layer. `keys` and `values` are views of them for the current
-    forward pass."""
+    same slots and capacity in every layer. `keys` and `values` are views of the arrays for the
+    current forward pass."""
 
     arrays: KeysValues
     keys: Any
     values: Any
-    # False even with a sliding window: the mask applies it, and all tokens stay cached for
-    # rollbacks
+    # False even with a window, which the mask applies: rollbacks need all tokens in the cache
     is_sliding = False
 
     def resize(self, like: KeysValues, rows: int, capacity: int, used: int) -> None:
@@ -117,8 +116,8 @@ class RaggedCache(RewindableRows, DynamicCache):
         self.capacity = 0  # positions per slot
         self.max_context = 0  # cached tokens of the longest sequence
         self.width = 0  # tokens of the current forward pass's blocks, padding included
-        self.end = 0  # positions in the current forward pass: cached and new ones
-        # position of each slot's first new token, [B]; an int if all are equal
+        self.end = 0  # number of cached and new positions in the current forward pass
+        # position of each slot's first new token, [B]; an int if all positions are equal
         self.offset: int | Tensor = 0
         self.positions = torch.empty(0)  # [B, width]: positions of the new tokens
         self.last_keys: Any = None  # the keys that `update` returned last
@@ -132,8 +131,8 @@ class RaggedCache(RewindableRows, DynamicCache):
         return self
 
     def prepare(self, width: int, counts: list[int] | None = None) -> None:
-        """Make room for `width` more tokens in every sequence, and compute the positions of these.
-        counts: the number of tokens of each block without padding; None: `width` each."""
+        """Make room for `width` new tokens in every sequence, and compute the new tokens'
+        positions. counts: the number of tokens of each block without padding; None: `width`."""
         self.close_gaps()
         lengths = [self.lengths[b] for b in self.order]
         self.width, self.max_context = width, max(lengths)
@@ -162,8 +161,8 @@ class RaggedCache(RewindableRows, DynamicCache):
         self.masks_by_source.clear()
 
     def compute_once(self, source: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        """Return `make()`, called once for each `source` in a forward pass. All layers share one
-        mask or bias, so its result is the same for all."""
+        """Return the result of `make`, which is called only once for each `source` in a forward
+        pass. All layers share the mask or bias that `make` returns."""
         if id(source) not in self.masks_by_source:
             self.masks_by_source[id(source)] = source, make()
         return self.masks_by_source[id(source)][1]
@@ -192,8 +191,8 @@ class RaggedCache(RewindableRows, DynamicCache):
 
     def get_shared_kv(self, layer: int, rows: list[int], first: int) -> SharedKV:
         """Return a layer's keys and values for these sequences, from position `first` to the end of
-        the longest of them. These are views if the rows have the first slots, in order; otherwise
-        copies."""
+        the longest sequence. They are views if the sequences have the first slots, in order;
+        otherwise they are copies."""
         end, places = max(self.lengths[b] for b in rows), [self.slots[b] for b in rows]
         index = slice(len(places)) if places == list(range(len(places))) else places
         return SharedKV(*(x[index, :, first:end] for x in self.layers[layer].arrays))
@@ -212,7 +211,7 @@ class RaggedCache(RewindableRows, DynamicCache):
         return sum(x[0].numel() * x.itemsize for x in arrays)
 
     def list_parts(self) -> list[Any]:
-        """Return the layers with keys and values, then those with recurrent states."""
+        """Return the layers with keys and values, then the layers with recurrent states."""
         ragged = [layer for layer in self.layers if isinstance(layer, RaggedLayer)]
         return [*ragged, *self.states.values()]
 
@@ -246,7 +245,7 @@ class RaggedCache(RewindableRows, DynamicCache):
     # Methods that transformers' layers with recurrent states call, and our recurrences
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Return None. A family then runs its code for blocks even if there is only one token."""
+        """Return None, so that a family runs its code for blocks even for a single token."""
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
         self.current_layer, self.recurrence_calls = layer_idx, 0
@@ -267,8 +266,8 @@ class RaggedCache(RewindableRows, DynamicCache):
 
     def update_recurrent_state(self, recurrent_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Store nothing, since our recurrence has stored the state already. Raises RefusedError if
-        the layer has run none of our recurrences: its own would start each block from an empty
-        state."""
+        the layer has run none of our recurrences: the layer's own recurrence would start each block
+        from an empty state."""
         if not self.recurrence_calls:
             raise RefusedError(
                 "a layer computes its recurrent states by an unknown function, which would start "
@@ -294,9 +293,9 @@ class RaggedCache(RewindableRows, DynamicCache):
 
 
 class CrossCache(EncoderDecoderCache):
-    """The cache of an encoder-decoder: a cache for the decoder's own keys and values, and a cache
-    for the keys and values of the encoder's output, in which a sequence's length is that of its
-    source. A sequence has the same slot in both."""
+    """The cache of an encoder-decoder: a cache of the decoder's keys and values, and a cache of the
+    keys and values of the encoder's output. In the second cache, a sequence's length is the length
+    of its source. A sequence has the same slot in both caches."""
 
     self_attention_cache: RaggedCache
     cross_attention_cache: RaggedCache
@@ -337,7 +336,8 @@ class CrossCache(EncoderDecoderCache):
         return (torch.arange(max(sources), device=device) < lengths[:, None]).long()
 
     def join(self, other: CrossCache) -> None:
-        """Append the sequences of `other`. Both caches must have been through a forward pass."""
+        """Append the sequences of `other`. A forward pass must have run over this cache and over
+        `other`."""
         self.decoder.join(other.decoder)
         self.cross.join(other.cross)
 
@@ -363,8 +363,8 @@ def make_cache_argument(model: PreTrainedModel, cache: Any) -> dict[str, Any]:
 
 @lru_cache
 def _find_cache_parameter(model_class: type[PreTrainedModel]) -> str:
-    """Return the name of the forward's parameter for the cache. transformers 5.24 renamed it;
-    custom code may still have the old name, or have no such parameter."""
+    """Return the name of the forward's parameter for the cache. transformers 5.24 renamed this
+    parameter; custom code may still have the old name, or have no such parameter."""
     for each in model_class.__mro__:
         named = signature(each.forward).parameters if "forward" in vars(each) else {}
         for name in ("past_key_values", "cache", "cache_params"):
@@ -391,12 +391,13 @@ def make_ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
 
 def admit(model: PreTrainedModel, *, states: bool = False) -> None:
     """Raise RefusedError, with the reason, for a model whose sequences cannot be rolled back
-    independently of each other. states: whether the caller's backend can roll back recurrent
+    independently of each other. states: True if the caller's backend can roll back recurrent
     states."""
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     if not SUPPORTED_TRANSFORMERS[0] <= version < SUPPORTED_TRANSFORMERS[1]:
         raise RefusedError(
-            f"transformers {transformers.__version__}: the cache needs transformers>=5.20,<6"
+            f"transformers {transformers.__version__} is not supported; install "
+            "transformers>=5.20,<6"
         )
     reason, name = (
         find_rollback_objection(model),
@@ -412,8 +413,8 @@ def admit(model: PreTrainedModel, *, states: bool = False) -> None:
 
 
 def find_generation_objection(model: PreTrainedModel) -> str | None:
-    """Return why this model cannot generate tokens from ids in the way that it was trained for;
-    None if it can."""
+    """Return why this model cannot generate tokens from ids in the way that the model was trained
+    for; None if it can."""
     if model.main_input_name != "input_ids" and not model.config.is_encoder_decoder:
         return f"its input is {model.main_input_name}, not token ids"
     if not model.can_generate():
@@ -421,11 +422,11 @@ def find_generation_objection(model: PreTrainedModel) -> str | None:
     if model.config.is_encoder_decoder:
         return None
     if getattr(model.config, "is_decoder", True) is False and _is_bidirectional(model):
-        return "its config sets is_decoder to false, for filling in masked tokens; set it to true"
+        return "its config sets is_decoder to false, to fill in masked tokens; set it to true"
     if _counts_from_padding(model):
         return (
-            "its own code counts positions from the padding id, as RoBERTa's, but transformers' "
-            "generate counts from 0, so its output is not that of its training"
+            "its own code counts positions from the padding id, as in RoBERTa, but transformers' "
+            "generate counts positions from 0, for which the model was not trained"
         )
     if _hashes_at_random(model.config):
         return (
@@ -479,16 +480,15 @@ def find_rollback_objection(model: PreTrainedModel) -> str | None:
         return f"transformers cannot make a cache from its config ({kind})"
     unknown = sorted(names - TOKEN_LAYERS - EMPTY_LAYERS - STATE_LAYERS - HYBRID_LAYERS)
     if unknown:
-        return f"its cache layers ({', '.join(unknown)}) hold state that is not one entry per token"
+        return f"its cache layers ({', '.join(unknown)}) do not have one entry per token"
     return None
 
 
 def keeps_states(model: PreTrainedModel) -> bool:
-    """Return whether the model has recurrent states, alone or in addition to keys and values."""
+    """Return whether the model has recurrent states, with or without keys and values."""
     stateful = bool(_list_cache_layers(model) & (STATE_LAYERS | HYBRID_LAYERS))
     return stateful or getattr(model, "_is_stateful", False)
 
 
 def _list_cache_layers(model: PreTrainedModel) -> set[str]:
-    """Return the class names of the layers of transformers' own cache."""
     return {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}

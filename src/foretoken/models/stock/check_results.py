@@ -1,5 +1,5 @@
-"""Results of self-checks, saved in the user's cache. They are keyed by the model's structure and by
-versions, so that each family is checked only once."""
+"""Results of self-checks, saved in the user's cache. A result's key contains the model's structure
+and versions, so that each family is checked only once."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from foretoken.storage.cache import get_versions, load_cached_values, save_cache
 
 # Incremented when the check or a checked backend changes its results: then checks run again
 CHECK_FORMAT = 15
-# For each structure key, the deviation of a family that passed, or the error message of one that
-# failed
+# By structure key: the deviation, or the error message of a family that failed
 RESULTS_FILE = "selfcheck.json"
 # Config fields that do not affect a check (quantized weights are dequantized when they are loaded)
 IGNORED_CONFIG_FIELDS = (
@@ -38,8 +37,8 @@ IGNORED_CONFIG_FIELDS = (
 
 
 def run_self_check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> CheckResult:
-    """Return the self-check's result: the saved one, or that of a new check. `model` may be on the
-    meta device.
+    """Return the self-check's result: the saved result, or the result of a new check. `model` may
+    be on the meta device.
 
     Raises RefusedError, with the family and the reason, if the family is not exact over foretoken's
     cache.

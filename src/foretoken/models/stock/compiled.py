@@ -1,4 +1,4 @@
-"""Decoder layers compiled by torch, which fuses their many small operations into a few kernels.
+"""Decoder layers compiled by torch: many small operations are fused into a few kernels.
 
 All layers of a model share one compiled function, because each layer gets only its own arrays
 instead of the whole cache. If compiling fails, the layers run uncompiled and a warning states why.
@@ -24,7 +24,7 @@ from foretoken.errors import log_error_kind, to_one_line
 from foretoken.models.stock.cache import KeysValues, RaggedCache
 
 COMPILE_BACKEND = "inductor"
-# for all models together; each needs one for single and one for several sequences or tokens
+# for all models together; each is compiled for one and for several sequences or tokens
 MAX_RECOMPILES = 64
 
 SHAPE_CONFIG: Any = symbols  # patched, so that torch does not assume that equal sizes stay equal
@@ -47,7 +47,7 @@ class LayerCache:
 
 
 class CompiledLayers:
-    """The decoder layers of the twin `model` over `cache`. Within `activate` they run compiled."""
+    """The decoder layers of the twin `model` over `cache`, compiled within `activate`."""
 
     def __init__(self, model: PreTrainedModel, cache: RaggedCache) -> None:
         self.cache, self.active, self.refusal = cache, False, "it has no layers of a known kind"

@@ -1,10 +1,10 @@
 """Drafters that propose a block of tokens in one forward pass: DFlash (arXiv 2602.06036), DFlash2
 and DSpark (arXiv 2607.05147).
 
-The context is the target's hidden states at several taps, concatenated. Each layer projects them to
-its keys and values. The queries are a block that follows the context: the sequence's last token
-(the anchor), and one mask token for each draft token. They attend to each other in both directions.
-The layers are Qwen3's, as in all published drafters.
+The context is the target's hidden states at several taps, concatenated. Each layer projects the
+context to keys and values. The queries are a block that follows the context: the sequence's last
+token (the anchor), and one mask token for each draft token. The queries attend to each other in
+both directions. The layers are Qwen3's, as in all published drafters.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class BlockLayout:
 
 
 class MarkovHead(nn.Module):
-    """DSpark's Markov head. It computes a bias on a draft token's logits from the token before it:
-    the embedding `markov_w1` of that token, projected by `markov_w2`."""
+    """DSpark's Markov head. It computes a bias on a draft token's logits from the previous token:
+    the previous token's embedding `markov_w1`, projected by `markov_w2`."""
 
     def __init__(self, vocab_size: int, outputs: int, rank: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class MarkovHead(nn.Module):
         token.
 
         hidden: Hidden states at the draft token, `[B, H]`.
-        before: The embedding `markov_w1` of the token before it, `[B, r]`.
+        before: The embedding `markov_w1` of the previous token, `[B, r]`.
         memory: The recurrent state, which only `RecurrentMarkovHead` uses; None for the first draft
             token.
         """
@@ -116,7 +116,8 @@ class RecurrentMarkovHead(MarkovHead):
 
 
 class ConfidenceHead(nn.Module):
-    """Predicts the probability that a draft token is accepted, given that the earlier ones are.
+    """Predicts the probability that a draft token is accepted if all earlier draft tokens are
+    accepted.
 
     rank: the size of the previous token's Markov embedding, which is appended to the hidden state;
     0: no embedding is appended.
@@ -143,10 +144,11 @@ def apply_markov_head(
     tokens: Tensor,
     memory: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Condition one draft token of each sequence on the token before it, tokens[b].
+    """Condition one draft token of each sequence b on the previous token, tokens[b].
 
-    Returns the draft token's logits `[B, Vd]`; the probability that it is accepted, given that the
-    earlier ones are (None without a confidence head); and `memory` for the next draft token.
+    Returns the draft token's logits `[B, Vd]`; the probability that the draft token is accepted if
+    all earlier draft tokens are accepted (None without a confidence head); and `memory` for the
+    next draft token.
     """
     before = None
     if markov_head is not None:
@@ -158,11 +160,12 @@ def apply_markov_head(
 
 
 class BlockNetwork(nn.Module):
-    """The layers of a block drafter, and the projection `fc` of the target's hidden states, of
-    `width` values per token, to their context.
+    """The layers of a block drafter, and `fc`, which projects the target's hidden states to the
+    layers' context.
 
-    markov_head, confidence_head: DSpark's; None for the others.
-    candidate_selector: DFlash2's; None for the others.
+    width: Number of values per token of the target's hidden states.
+    markov_head, confidence_head: The heads of DSpark; None for the others.
+    candidate_selector: The selector of DFlash2; None for the others.
     convolution: The taps and the group size of the layers' convolutions (DFlash2); None: the layers
         have none.
     embedding_scale: Factor of the embeddings of a block.
@@ -267,7 +270,7 @@ class BlocksDraft:
         network: The network, with its weights in the stored precision.
         embedding, head: The embedding `[N]` -> `[N, H]` and the output layer `[N, H]` -> `[N, Vd]`;
             both may be the target's.
-        ids: The target's id of each output, `[Vd]`; None: it is the output's index.
+        ids: The target's id of each output, `[Vd]`; None: the id is the output's index.
     """
 
     network: BlockNetwork
@@ -301,7 +304,6 @@ class StockBlockModel(Component):
         )
 
     def _make_cache(self, rows: int) -> RaggedCache:
-        """Return a cache with an empty context for each of `rows` sequences."""
         return RaggedCache([RaggedLayer() for _ in self.network.layers], rows, self.device)
 
     @property
@@ -389,8 +391,8 @@ class StockBlockModel(Component):
         cache.advance(counts)
 
     def _forward_block(self, embedded: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return hidden states and logits for embedded blocks `[B, n, H]`, of which block b has
-        sizes[b] positions without padding. The contexts do not change."""
+        """Return hidden states and logits for embedded blocks `[B, n, H]`. Block b has sizes[b]
+        positions without padding. The contexts do not change."""
         cache, skip = self.cache, int(not self.layout.sample_from_anchor)
         cache.prepare(embedded.shape[1])
         slots = torch.arange(cache.end, device=self.device)

@@ -1,8 +1,8 @@
 """Builds block drafters from their configs and tensors: z-lab's DFlash and DFlash2, DeepSpec's
 DSpark, all also in speculators' layout, and transformers' assistants of Muse Glimmer.
 
-The caller opens the files. The ids of target layers in a config refer to the outputs of these
-layers; in speculators' layout, to their inputs.
+The caller opens the files. The ids of target layers in a config mean the outputs of these layers;
+in speculators' layout, the ids mean the inputs of the layers.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class BlockConfig:
 
 
 def parse_block_config(config: dict[str, Any]) -> BlockConfig:
-    """Return a draft's parsed config. Raises InputError for missing or invalid settings,
-    RefusedError for unsupported ones."""
+    """Return a draft's parsed config. Raises InputError for missing or invalid settings, and
+    RefusedError for unsupported settings."""
     speculators = config.get("speculators_model_type") in SPECULATORS_MODEL_TYPES
     deepspec = not speculators and any("DSpark" in x for x in config.get("architectures") or ())
     if deepspec and not set(config["architectures"]) <= set(DEEPSPEC_ARCHITECTURES):
@@ -201,10 +201,10 @@ def build_blocks_draft(
 
     Args:
         config: The draft's config.
-        tensors: Its tensors, by name.
+        tensors: The draft's tensors, by name.
         hidden_size: The target's hidden size.
-        embedding, head: The target's embedding and output layer, modules with a `weight`. If the
-            draft has its own, these are used instead.
+        embedding, head: The target's embedding and output layer, modules with a `weight`. The
+            draft's own embedding and output layer, if there are any, are used instead.
 
     Returns:
         The draft.
@@ -224,8 +224,8 @@ def build_blocks_draft(
         if _get_weight(end).shape[1] != H or (end is head and _get_weight(end).shape[0] != outputs):
             found = tuple(_get_weight(end).shape)
             raise InputError(
-                f"the {name} is {found}, but the draft has hidden size {H} and {outputs} output "
-                "tokens; give a draft for this target"
+                f"the {name} has shape {found}, but the draft has hidden size {H} and {outputs} "
+                "output tokens; give a draft for this target"
             )
     with torch.device("meta"):
         network = build_network(parsed, hidden_size, V, outputs)
@@ -234,8 +234,8 @@ def build_blocks_draft(
 
 
 def _compute_output_ids(layout: BlockLayout, tensors: dict[str, Tensor], V: int) -> Tensor | None:
-    """Return the target's id of each output of the draft, `[Vd]`; None if it is the output's index.
-    Raises InputError if such an id, or that of the mask token, is not in the target's
+    """Return the target's id of each output of the draft, `[Vd]`; None if each id is the output's
+    index. Raises InputError if such an id, or the mask token's id, is not in the target's
     vocabulary."""
     ids = None
     if "d2t" in tensors:  # the differences between target ids and output indices
@@ -264,7 +264,7 @@ def require_fit(
     if parsed.layers.hidden_size != hidden and EMBEDDING_AND_HEAD[0] not in tensors:
         raise InputError(
             f"the draft's hidden size is {parsed.layers.hidden_size}, but the target's embeddings "
-            f"have {hidden}; give a draft for this target"
+            f"have size {hidden}; give a draft for this target"
         )
     if max(parsed.layout.taps) > layers:
         raise InputError(
@@ -281,7 +281,7 @@ def require_fit(
     if not 0 < parsed.layers.num_hidden_layers <= len(tensors):
         raise InputError(
             f"the draft has num_hidden_layers {parsed.layers.num_hidden_layers}, but its files "
-            f"hold {len(tensors)} weights; give config and weights of the same draft"
+            f"have {len(tensors)} weights; give the config and the weights of one draft"
         )
     ids = _compute_output_ids(parsed.layout, tensors, V)
     outputs = V if ids is None else len(ids)
@@ -349,8 +349,8 @@ def _get_weight(module: Any) -> Tensor:
 def _choose_embedding_and_head(
     tensors: dict[str, Tensor], embedding: nn.Module, head: nn.Module
 ) -> tuple[nn.Module, nn.Module]:
-    """Return the draft's own embedding and output layer. For each that it does not have, or that is
-    a copy of the target's, return the target's."""
+    """Return the draft's embedding and output layer. If the draft has none of its own, or only a
+    copy of the target's, return the target's."""
     target_weight, ends = _get_weight(embedding), (embedding, head)
     own = [tensors.get(name) for name in EMBEDDING_AND_HEAD]
     # drafts use the embeddings without this norm
@@ -393,15 +393,15 @@ def _build_markov_head(parsed: BlockConfig, V: int, outputs: int) -> MarkovHead 
 
 def _load_tensors(network: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Assign the tensors to the network, without copying them. Raises InputError for a missing
-    tensor or one of another shape, RefusedError for an unknown tensor."""
+    tensor or a tensor of another shape, and RefusedError for an unknown tensor."""
     places = network.state_dict()
     for name, place in places.items():
         if name not in tensors:
             raise InputError(f"the draft's files have no {name}; give a complete draft")
         if tensors[name].shape != place.shape:
             raise InputError(
-                f"the draft's {name} is {tuple(tensors[name].shape)}, but its config and the "
-                f"target need {tuple(place.shape)}; give a draft for this target"
+                f"the draft's {name} has shape {tuple(tensors[name].shape)}, but its config and "
+                f"the target need {tuple(place.shape)}; give a draft for this target"
             )
     unknown = sorted(tensors.keys() - places.keys() - set(IGNORED_TENSORS))
     if unknown:

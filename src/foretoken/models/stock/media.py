@@ -2,9 +2,9 @@
 with media, prepared as in `generate`; the encoder's forward pass; and a check that a model is exact
 with media over a ragged cache.
 
-The check compares the model with its own `generate` on the first media of each kind. It cannot run
-earlier: each family's processor makes its own inputs, and valid ones cannot be made at random
-unless the encoder has a single input size.
+The check compares the model with its own `generate` on the first media of each kind. The check
+cannot run earlier: each family's processor makes inputs of its own kind, and valid inputs cannot be
+made at random unless the encoder has a single input size.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NUM_CHECKED_TOKENS = 4
 MEDIA_TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4}
 HALF_PRECISION_TOLERANCE = 0.05
 NUM_RANDOM_STATES = 64  # different random hidden states
-ENDS_IN_MEDIA = "the prompt ends with a media token, and text has to follow"
+ENDS_IN_MEDIA = "the prompt ends with a media token, but text must follow the media"
 SMALL_INPUT_SIZE = 64  # audio frames, or pixels along a side
 # transformers' method that runs the encoder in `generate`, and its name before 5.23
 PREPARE_ENCODER_METHOD = "_maybe_prepare_encoder_kwargs_for_generation"
@@ -95,7 +95,7 @@ def capture_generate_arguments(
 def prepare_first_forward(
     network: Any, prompt_ids: Tensor, inputs: dict[str, Tensor]
 ) -> dict[str, Any]:
-    """Return the arguments of the forward, as `generate` makes them, for a prompt `[1, n]` with
+    """Return the arguments with which `generate` would call the forward, for a prompt `[1, n]` with
     media."""
     arguments: dict[str, Any] = {"use_cache": True, "attention_mask": None, **inputs}
     if "position_ids" in inputs:
@@ -156,14 +156,14 @@ def embed_in_chunks(network: Any, inputs: dict[str, Any], size: int) -> list[dic
 
 
 def extend_positions(positions: Tensor, length: int) -> Tensor:
-    """Return position ids `[..., length]`: the given ones, truncated or continued by counting from
-    the last one."""
+    """Return `positions` `[..., n]`, truncated to `length` or extended to `length` by counting up
+    from the last position."""
     more = torch.arange(1, max(0, length - positions.shape[-1]) + 1, device=positions.device)
     return torch.cat([positions, positions[..., -1:] + more], -1)[..., :length]
 
 
 def compute_position_shift(positions: Tensor | None, n: int) -> int:
-    """Return how much the position ids of tokens after a prompt of n tokens differ from their
+    """Return how much the position ids of tokens after a prompt of n tokens differ from the tokens'
     indices: an image may take fewer positions than tokens.
 
     positions: the position ids of the prompt, `[1, n]`, or `[axes, 1, n]` with several axes.
@@ -187,7 +187,7 @@ def compute_encoder_key(model: PreTrainedModel) -> str:
 
 
 def hash_encoder_weights(model: PreTrainedModel) -> str:
-    """Return a digest of an encoder's weights that does not depend on their precision."""
+    """Return a digest of an encoder's weights that does not depend on the weights' precision."""
     weights = sketch_weights(cast(PreTrainedModel, model.get_encoder()))
     return hashlib.blake2b(weights.numpy().tobytes(), digest_size=16).hexdigest()
 
@@ -195,8 +195,8 @@ def hash_encoder_weights(model: PreTrainedModel) -> str:
 def encode_media(
     network: Any, media: Media, key: str = "", outer_model: PreTrainedModel | None = None
 ) -> Any:
-    """Return the encoder's output for media as `generate` makes it, with hidden states `[1, S, H]`
-    first. If `media` hold the output of this encoder already, that is returned.
+    """Return the encoder's output for media, as in `generate`, with the hidden states `[1, S, H]`
+    as first entry. If `media` already has the output of this encoder, return that output.
 
     key: The encoder's `compute_encoder_key`; "": neither use nor store an output in `media`.
     outer_model: The model that prepares the encoder's input from the media, if it is not `network`.
@@ -218,8 +218,8 @@ def encode_media(
 def encode_without_padding(
     network: Any, media: Media, key: str = "", outer_model: PreTrainedModel | None = None
 ) -> Tensor:
-    """Return the encoder's hidden states `[1, S, H]` for media, without those that the family's own
-    decoder masks as padding. Arguments as in `encode_media`."""
+    """Return the encoder's hidden states `[1, S, H]` for media, without the states that the
+    family's own decoder masks as padding. The arguments are explained in `encode_media`."""
     output = encode_media(network, media, key, outer_model)
     mask = media.fit_inputs(0, network.dtype, network.device).get("attention_mask")
     if mask is None and getattr(output, "attention_mask", None) is None:
@@ -248,8 +248,8 @@ class MediaObjections:
         self._known: dict[frozenset[str], str | None] = {}
 
     def to(self, media: Media, fresh: Callable[[], Model]) -> str | None:
-        """Return why the model cannot take these media exactly; None if it can. `fresh` makes the
-        Model without sequences on which the check runs."""
+        """Return why the model cannot take these media exactly; None if it can. fresh: Returns a
+        Model without sequences, on which the check runs."""
         if media.ids and media.ids[-1] in get_media_token_ids(self.model):
             return ENDS_IN_MEDIA
         names = frozenset(media.inputs)
@@ -275,8 +275,8 @@ def find_media_objection(
     """Check a model on media.
 
     Returns why `fresh`, a Model of `model` without sequences, is not exact with these media, or
-    None if it is. The second value is True if the result holds for all media with the same inputs;
-    it is False for invalid inputs.
+    None if it is. The second value is True if the result is valid for all media with the same
+    inputs; it is False for invalid inputs.
     """
     network: Any = model
     try:
@@ -295,7 +295,7 @@ def find_media_objection(
     if delta < MEDIA_TOLERANCES.get(network.dtype, HALF_PRECISION_TOLERANCE):
         return None, True
     reason = (
-        f"{type(network).__name__} is not exact with them: logits differ by "
+        f"{type(network).__name__} is not exact with these media: logits differ by "
         f"{delta:.1e} of their spread from transformers' generate"
     )
     return reason, math.isfinite(delta)
@@ -338,11 +338,11 @@ def run_generate(
 
     Args:
         network: The model.
-        prompt_ids: The prompt `[1, n]`; for an encoder-decoder, the decoder's.
+        prompt_ids: The prompt `[1, n]`; for an encoder-decoder, the decoder's prompt.
         inputs: Other arguments of `generate`, such as the encoder's input.
         num_new_tokens: Number of tokens to generate.
         use_own_generate: True to call the family's own `generate`, which may require audio and cut
-            it into windows; False to call that of GenerationMixin.
+            it into windows; False to call `GenerationMixin.generate`.
 
     Returns:
         The output of `generate`, with `sequences` and the `logits` of each new token.
@@ -390,8 +390,7 @@ def _get_input_shape(model: PreTrainedModel) -> list[int] | None:
 
 def make_encoder_input(model: PreTrainedModel, source: Tensor) -> dict[str, Any]:
     """Return the argument of the forward for a source `[1, m]`: its ids or, if the encoder takes no
-    ids, random hidden states chosen by the ids. Each family has encoder inputs of its own, so these
-    cannot be made."""
+    ids, random hidden states chosen by the ids, since encoder inputs differ between families."""
     if takes_ids(model):
         return {"input_ids": source}
     # pyright: ignore
@@ -399,8 +398,8 @@ def make_encoder_input(model: PreTrainedModel, source: Tensor) -> dict[str, Any]
 
 
 def make_placeholder_states(model: PreTrainedModel, source: list[int]) -> Tensor:
-    """Return random hidden states in place of media, for timing. If the encoder always makes the
-    same number of states, return that number; otherwise one for each id of `source`."""
+    """Return random hidden states in place of media, for timing. The number of states is the
+    encoder's fixed number or, if the encoder has none, the number of ids of `source`."""
     ids = torch.tensor([source], device=model.device)
     if inputs := make_random_inputs(model):
         encoder: Any = model.get_encoder()

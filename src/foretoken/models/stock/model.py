@@ -107,7 +107,7 @@ class StockModel(TorchModel):
         if get_rope_switch_length(model) is not None:
             self._max_context = get_max_positions(model.config.get_text_config(decoder=True))
         self.twin = RaggedTwin(model)
-        self.cache: Any = self._make_empty_cache()  # RaggedCache, or CrossCache over one
+        self.cache: Any = self._make_empty_cache()  # a RaggedCache or a CrossCache
         self.max_rewind = MAX_REWIND_TOKENS if self.cache.decoder.states else None
 
     @abstractmethod
@@ -116,7 +116,7 @@ class StockModel(TorchModel):
 
     @abstractmethod
     def prefill(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> Any:
-        """Return a new cache that holds `prompts`, and for an encoder-decoder their sources."""
+        """Return a new cache of `prompts` and, for an encoder-decoder, of their sources."""
 
     @abstractmethod
     def _make_inputs(self, ids: Tensor, cache: Any) -> dict[str, Any]:
@@ -133,8 +133,8 @@ class StockModel(TorchModel):
 
     @cached_property
     def _cache_bytes(self) -> tuple[int, int, int]:
-        """The bytes of one token's keys and values, of one source token's, and of one sequence's
-        recurrent states."""
+        """The bytes of one token's keys and values, of one source token's keys and values, and of
+        one sequence's recurrent states."""
         cache = self.prefill([[0]], [[0]] if self.encoder_decoder else None)
         ragged, cross = cache.decoder, cache.cross.slot_bytes if self.encoder_decoder else 0
         return ragged.slot_bytes, cross, ragged.state_bytes
@@ -169,13 +169,12 @@ class StockModel(TorchModel):
         sources: list[list[int]] | None,
         media: list[Media | None],
     ) -> Any:
-        """Return a new cache that holds `prompts`, prefilled one after the other because they have
-        media."""
+        """Return a new cache of `prompts`, which are prefilled one after the other because some
+        have media."""
         caches: list[Any] = []
         for b, (prompt, item) in enumerate(zip(prompts, media, strict=True)):
             source = None if sources is None else [sources[b]]
-            # If a draft model cannot take a sequence, its prompt is empty; then it joins without
-            # media
+            # If a draft model cannot take a sequence, an empty prompt joins without media
             if item is None or (source is None and not prompt and len(item.ids) > 1):
                 caches.append(self.prefill([prompt], source))
             else:
@@ -186,7 +185,7 @@ class StockModel(TorchModel):
 
     @abstractmethod
     def prefill_media(self, prompt: list[int], media: Media) -> Any:
-        """Return a new cache that holds a prompt with media."""
+        """Return a new cache of a prompt with media."""
 
     @torch.inference_mode()
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
@@ -233,8 +232,8 @@ class StockModel(TorchModel):
     def _forward(
         self, cache: Any, counts: list[int], needed: NeededPositions, inputs: dict[str, Any]
     ) -> Tensor:
-        """Run the twin over counts[b] new tokens of each sequence b and add them to the cache.
-        Returns the twin's logits."""
+        """Run the twin over counts[b] new tokens of each sequence b and add the tokens to the
+        cache. Returns the twin's logits."""
         ragged = cache.decoder
         tap_states: dict[int, Tensor] | None = {} if self.exposes_states else None
         arguments = (
@@ -300,12 +299,12 @@ class CausalModel(StockModel):
 
     @torch.inference_mode()
     def prefill_media(self, prompt: list[int], media: Media) -> RaggedCache:
-        """Return a cache that holds a prompt with media.
+        """Return a new cache of a prompt with media.
 
-        The tokens of `media.ids` run in one forward pass, as in `generate`, since they may attend
-        to each other in both directions. If `prompt` is shorter, the tokens after it are rolled
-        back. If it is longer, because a sequence joins again together with its output, the tokens
-        after `media.ids` run as plain text.
+        The tokens of `media.ids` run in one forward pass, as in `generate`, since these tokens may
+        attend to each other in both directions. If `prompt` is shorter than `media.ids`, the cache
+        is rolled back to the length of `prompt`. If `prompt` is longer, because a sequence joins
+        again together with its output, the tokens after `media.ids` run without media.
         """
         ids = media.ids
         n, fresh = len(ids), make_ragged_cache(self.model, 1)
@@ -332,7 +331,7 @@ class CausalModel(StockModel):
         return fresh
 
     def _append_part(self, fresh: RaggedCache, inputs: dict[str, Any]) -> None:
-        """Run the tokens of `inputs` and append them to a cache of one sequence."""
+        """Run the tokens of `inputs` and append the tokens to a cache of one sequence."""
         ids = inputs.get("input_ids")
         width = inputs["inputs_embeds"].shape[1] if ids is None else ids.shape[1]
         fresh.prepare(width, [width])
@@ -372,7 +371,6 @@ class Seq2SeqModel(StockModel):
         return self._make_cache([])
 
     def _make_cache(self, sources: list[int]) -> CrossCache:
-        """Return an empty cache for sequences with these source lengths."""
         own, cross = (make_ragged_cache(self.model, len(sources)) for _ in range(2))
         return CrossCache(own, cross, sources)
 
@@ -397,7 +395,7 @@ class Seq2SeqModel(StockModel):
 
     @torch.inference_mode()
     def prefill_media(self, prompt: list[int], media: Media) -> CrossCache:
-        """Return a cache that holds a prompt, with media as the encoder's input."""
+        """Return a cache of a prompt, with media as the encoder's input."""
         start = perf_counter()
         with self.twin(None) as model:
             states = encode_without_padding(model, media, self.encoder_key, self.full_model)
@@ -449,8 +447,8 @@ class Seq2SeqModel(StockModel):
         }
 
     def _get_encoder_states(self, cache: CrossCache) -> Tensor:
-        """Return the encoder's hidden states. If their keys and values are cached, return zeros of
-        the same shape instead, since the decoder then uses only the shape."""
+        """Return the encoder's hidden states. If the states' keys and values are cached, return
+        zeros of the same shape instead, since the decoder then uses only the shape."""
         if cache.states is not None:
             return cache.states
         shape = len(cache.cross.lengths), max(cache.cross.lengths), self._encoder_width

@@ -1,8 +1,8 @@
 """Packs the linear layers of a torch model on a CPU once, for matrix products with few rows.
 
-In oneDNN's layout, a forward pass over 8 tokens takes little longer than one over a single token.
-The packed weight replaces the original weight, so only a model that foretoken has loaded itself may
-be packed.
+In oneDNN's layout, a forward pass over 8 tokens takes little longer than a pass over one token. The
+packed weight replaces the original weight, so only a model that foretoken has loaded itself may be
+packed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ LinearLayer = nn.Linear | Conv1D
 
 @dataclass(frozen=True, slots=True)
 class PackingResult:
-    """The number of linear layers of a model that were packed, and the reason why none were if it
-    is 0."""
+    """The number of linear layers that were packed; if it is 0, `reason` states why."""
 
     layers: int
     reason: str | None
@@ -45,10 +44,10 @@ def pack(model: PreTrainedModel) -> PackingResult:
 
     While a layer is packed, its weight is in memory twice. An output layer that is tied to the
     embeddings stays in memory twice, so it is packed only if it is at most `MAX_TIED_HEAD_FRACTION`
-    of the model. The logits of a trial token must be the same before and after, up to rounding;
-    otherwise, or if the family's code fails with packed weights, all layers are unpacked again.
-    Call this before the model gets a backend, whose twin would hold the original layers. A packed
-    model cannot be trained.
+    of the model. Packing must not change the logits of a trial token by more than rounding; if it
+    does, or if the family's code fails with packed weights, all layers are unpacked again. Pack
+    before the model gets a backend, whose twin would retain the original layers. A packed model
+    cannot be trained.
     """
     reason = find_packing_objection(model)
     if reason is not None:
@@ -63,9 +62,9 @@ def pack(model: PreTrainedModel) -> PackingResult:
             (compute_trial_logits(model) - before).abs().max() / (before.max() - before.min())
         )
         if not drift <= MAX_LOGIT_DRIFT[model.dtype]:
-            reason = f"packed, its logits differ by {drift:.1e} of their spread"
+            reason = f"with packed weights, its logits differ by {drift:.1e} of their spread"
     except Exception as error:  # a family's code may raise any exception
-        reason = f"it does not run packed: its code raised {log_error_kind(error)}"
+        reason = f"it does not run with packed weights: its code raised {log_error_kind(error)}"
     if reason is None:
         return PackingResult(
             len(groups), None if groups else "no layer is large enough to gain from packing"
@@ -125,8 +124,8 @@ def find_packing_objection(model: PreTrainedModel) -> str | None:
 
 
 def find_packable_layers(model: PreTrainedModel) -> list[list[str]]:
-    """Return, for each layer to pack, all names under which the model holds it. Returns names
-    because references to the layers would keep the original weights in memory."""
+    """Return, for each layer to pack, all of the layer's names in the model. Names are returned
+    because references to the layers would retain the original weights in memory."""
     uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     max_head_bytes = MAX_TIED_HEAD_FRACTION * sum(p.nbytes for p in model.parameters())
     head = model.get_output_embeddings()

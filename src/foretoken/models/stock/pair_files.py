@@ -1,6 +1,6 @@
 """Builds drafters on hidden states from their weights: EAGLE-3 in speculators' layout and in the
-original one (also SpecForge's), and multi-token prediction layers, which are among a target's own
-weights.
+original layout (which SpecForge uses too), and multi-token prediction layers, which are among a
+target's own weights.
 
 This module handles names and shapes of tensors; the caller opens the files.
 """
@@ -26,7 +26,7 @@ from foretoken.models.stock.taps import get_decoder_layers
 Tensors = dict[str, Tensor]
 TEMPLATE_VOCAB_SIZE = 8  # of a model that is built only to take its layers
 SCALE_SUFFIX = "_scale"  # after the name of an 8-bit weight
-# of an MTP layer's output layer; a larger one would take longer than the layer
+# of an MTP layer's output layer; a larger output layer would take longer than the MTP layer
 MAX_HEAD_ROWS = 2**15
 # (prefix in the original layout or a variant, prefix in speculators' layout)
 ORIGINAL_EAGLE_PREFIXES = (("model.", ""), ("midlayer.", "layers.0."))
@@ -45,7 +45,7 @@ MTP_PREFIXES = (
 )
 MTP_LAYER_PREFIXES = ("enorm.", "hnorm.", "eh_proj.", "post_norm.", "mtp_block.")
 SHARED_PREFIXES = ("embed_tokens.", "shared_head.head.")  # copies of the target's weights
-# a layer of several
+# name of a weight if there are several MTP layers
 MTP_LAYER_INDEX = re.compile(r"(?:model\.)?(?:mtp\.layers|mtp_layers)\.(\d+)\.")
 EXPERT_WEIGHT = re.compile(r"^(.*experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
 
@@ -54,10 +54,10 @@ class PairsDraft(NamedTuple):
     """A drafter on hidden states, as loaded from files."""
 
     network: PairsNetwork
-    taps: tuple[int, ...]  # the target's taps whose hidden states it takes
-    other_taps: tuple[int, ...]  # the taps by another reading of its config; (): none is possible
-    ids: Tensor | None  # [Vd], the target's id of each output; None: equal to its index
-    embedding: Tensor | None  # its own embeddings; None: the target's
+    taps: tuple[int, ...]  # the target's taps whose hidden states the drafter takes
+    other_taps: tuple[int, ...]  # the other taps that the config may mean; (): none
+    ids: Tensor | None  # [Vd], the target's id of each output; None: the output's index
+    embedding: Tensor | None  # the drafter's own embeddings; None: the target's
 
 
 def build_eagle(
@@ -72,7 +72,7 @@ def build_eagle(
     name: The draft's name, for error messages.
     config, tensors: The draft's config and weights.
     target: The target, which may be on the meta device.
-    head: Returns the target's output layer, `[V, H]`; called for drafts without their own.
+    head: Returns the target's output layer, `[V, H]`; called for drafts without an output layer.
 
     Raises RefusedError if weights are missing or are for another target.
     """
@@ -101,8 +101,8 @@ def build_eagle(
     to_file_key = partial(_to_file_key, before=bool(config.get("norm_before_fc")))
     if not 0 < layers.num_hidden_layers <= len(tensors):
         raise RefusedError(
-            f"{name} has num_hidden_layers {layers.num_hidden_layers:g}, but its files hold "
-            f"{len(tensors)} weights; give config and weights of the same draft"
+            f"{name} has num_hidden_layers {layers.num_hidden_layers:g}, but its files have "
+            f"{len(tensors)} weights; give the config and the weights of one draft"
         )
     with torch.device("meta"):  # check shapes without allocating, as the config may be wrong
         shapes = build_eagle_network(layers, config, num_outputs, width, count).state_dict()
@@ -118,14 +118,14 @@ def _require_vocab_size(name: str, fields: dict[str, Any], tensors: Tensors, V: 
     for size in (fields.get("vocab_size", V), len(tensors.get("t2d", range(V)))):
         if size != V:
             raise RefusedError(
-                f"{name} is for a target with a vocabulary of {size!r:.40}, but this one has {V}; "
+                f"{name} is for a target with {size!r:.40} tokens, but this target has {V} tokens; "
                 "give a draft for this target"
             )
 
 
 def dequantize(tensors: Tensors) -> Tensors:
-    """Return the tensors without scales. A weight that has a scale for each output is multiplied by
-    it, in float32."""
+    """Return the tensors except the scales. A weight that has a scale for each output is multiplied
+    by these scales, in float32."""
     scales = {
         key[: -len(SCALE_SUFFIX)]: x for key, x in tensors.items() if key.endswith(SCALE_SUFFIX)
     }
@@ -134,7 +134,6 @@ def dequantize(tensors: Tensors) -> Tensors:
 
 
 def _build_layer_config(name: str, fields: dict[str, Any]) -> PreTrainedConfig:
-    """Return the config of the draft's own layers."""
     kind = fields.get("model_type", "llama")
     try:
         own = {k: v for k, v in fields.items() if k not in ("model_type", "architectures")}
@@ -146,9 +145,9 @@ def _build_layer_config(name: str, fields: dict[str, Any]) -> PreTrainedConfig:
 
 
 def _extend_context(network: PairsNetwork, text: PreTrainedConfig) -> None:
-    """Set a draft's context length to its target's, unless its rotary factors depend on the
-    sequence length. Call this after building the network, whose rotary factors then stay the
-    same."""
+    """Set a draft's context length to its target's, unless the draft's rotary factors depend on the
+    sequence length. Call this after the network is built, so that the network's rotary factors stay
+    the same."""
     config: Any = network.config
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
@@ -177,7 +176,7 @@ def _parse_taps(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the taps and, if the config is ambiguous, the other possible taps.
 
-    The config's layer ids may mean the inputs of layers or their outputs. Wrong taps do not cause
+    The config's layer ids may mean the inputs or the outputs of layers. Wrong taps do not cause
     errors, but only lower the number of accepted tokens.
     """
     own = config.get("eagle_config") or {}
@@ -187,15 +186,15 @@ def _parse_taps(
         ids = list(get_default_taps(layers))
         if count != len(ids):
             raise RefusedError(
-                f"{name} takes hidden states of {count} layers, but its config does not list them; "
-                "give a complete config"
+                f"{name} takes hidden states of {count} layers, but its config does not list the "
+                "layers; give a complete config"
             )
         return tuple(ids), ()
     ids = [i + layers + 1 if i < 0 else i for i in ids]  # negative ids count from the end
     if len(ids) != count or not 0 <= min(ids) <= max(ids) <= layers:
         raise RefusedError(
-            f"{name} takes hidden states of layers {ids} and has a projection for {count}, but the "
-            f"target has {layers} layers; give a draft for this target"
+            f"{name} takes hidden states of layers {ids} and has a projection for {count} layers, "
+            f"but the target has {layers} layers; give a draft for this target"
         )
     inputs, outputs = tuple(ids), tuple(i + 1 for i in ids)
     if config.get("draft_taps") == "inputs":  # written by foretoken's own training
@@ -217,8 +216,8 @@ def build_eagle_network(
     width: int,
     num_taps: int,
 ) -> PairsNetwork:
-    """Return EAGLE-3's network with random weights. It has `num_outputs` output tokens and takes
-    hidden states of size `width` from `num_taps` taps."""
+    """Return EAGLE-3's network with random weights. The network has `num_outputs` output tokens and
+    takes hidden states of size `width` from `num_taps` taps."""
     model, H = _build_template_model(layers), layers.hidden_size
     decoder: Any = model.get_decoder()
     norm_of, eps = type(decoder.norm), layers.rms_norm_eps
@@ -275,7 +274,7 @@ def _rename_key(key: str, names: tuple[tuple[str, str], ...]) -> str:
 
 def _get_tensor(name: str, tensors: Tensors, key: str) -> Tensor:
     if key not in tensors:
-        raise RefusedError(f"{name} holds no weights for {key}; give a complete draft")
+        raise RefusedError(f"{name} has no weights for {key}; give a complete draft")
     return tensors[key]
 
 
@@ -300,8 +299,8 @@ def _require_shapes(
         x = _get_tensor(name, tensors, key)
         if x.shape != place.shape:
             raise RefusedError(
-                f"{name} holds {key} of shape {tuple(x.shape)}, but its config needs "
-                f"{tuple(place.shape)}; give config and weights of the same draft"
+                f"{name} has {key} of shape {tuple(x.shape)}, but its config needs "
+                f"{tuple(place.shape)}; give the config and the weights of one draft"
             )
 
 
@@ -310,38 +309,39 @@ def require_finite_floats(name: str, key: str, x: Tensor) -> None:
     non-finite values."""
     if not x.is_floating_point() or x.itemsize == 1:  # of one byte: float8 without scales
         raise RefusedError(
-            f"{name} holds {key} in {str(x.dtype).removeprefix('torch.')}; give weights in "
+            f"{name} has {key} in {str(x.dtype).removeprefix('torch.')}; give weights in "
             "float32, float16 or bfloat16"
         )
     if not bool(x.isfinite().all()):
-        raise RefusedError(f"{name} holds non-finite values in {key}; fetch it again")
+        raise RefusedError(f"{name} has non-finite values in {key}; download {name} again")
 
 
 def _get_embedding(name: str, tensors: Tensors, H: int, text: PreTrainedConfig) -> Tensor | None:
-    """Return the draft's own embeddings, for all of the target's tokens; None if it uses the
-    target's."""
+    """Return the draft's own embeddings of all target tokens; None if the draft uses the target's
+    embeddings."""
     key, V = "embed_tokens.weight", text.vocab_size
     own = tensors.get(key)
     width = text.hidden_size if own is None else own.shape[1]
     if width != H:
         whose = "the target's" if own is None else "its own"
         raise RefusedError(
-            f"{name} takes embeddings of size {H}, but {whose} have {width}; give a complete draft"
+            f"{name} takes embeddings of size {H}, but {whose} have size {width}; give a complete "
+            "draft"
         )
     if own is None:
         return None
     if len(own) < V:
         raise RefusedError(
-            f"{name} has embeddings of {len(own)} tokens, but the target has {V}; give a "
-            "draft for this target"
+            f"{name} has embeddings of {len(own)} tokens, but the target has {V} tokens; give "
+            "a draft for this target"
         )
     require_finite_floats(name, key, own)
     return own
 
 
 def _compute_output_ids(name: str, tensors: Tensors, V: int) -> Tensor | None:
-    """Return the target's id of each output of the draft, `[Vd]`; None if it is the output's index.
-    The files' d2t has the differences between the ids and the indices."""
+    """Return the target's id of each output of the draft, `[Vd]`; None if each id is the output's
+    index. The files' d2t has the differences between the ids and the indices."""
     d2t = tensors.get("d2t")
     num_outputs = len(tensors.get("lm_head.weight", range(V) if d2t is None else d2t))
     if d2t is None:
@@ -353,7 +353,7 @@ def _compute_output_ids(name: str, tensors: Tensors, V: int) -> Tensor | None:
         return None
     if d2t.shape != (num_outputs,):
         raise RefusedError(
-            f"{name} holds a d2t of shape {tuple(d2t.shape)} for {num_outputs} outputs; give a "
+            f"{name} has a d2t of shape {tuple(d2t.shape)} for {num_outputs} outputs; give a "
             "complete draft"
         )
     ids = torch.arange(num_outputs) + d2t.long()
@@ -372,10 +372,10 @@ def require_consistent_ids(name: str, ids: Tensor, t2d: Tensor | None) -> None:
     """Raise RefusedError if `ids`, the target's id of each output from the file's d2t, differ from
     the ids in the file's t2d, a mask of the target's tokens. t2d None: nothing is checked."""
     named = ids if t2d is None else t2d.cpu().nonzero().flatten()
-    problem = f"{name} holds a d2t that contradicts its t2d"
+    problem = f"{name} has a d2t that contradicts its t2d"
     if len(named) != len(ids):
         raise RefusedError(
-            f"{problem}: d2t has {len(ids)} tokens, but t2d {len(named)}; give a complete draft"
+            f"{problem}: d2t has {len(ids)} tokens, but t2d has {len(named)}; give a complete draft"
         )
     if len(wrong := (named != ids).nonzero()):
         i = int(wrong[0])
@@ -386,8 +386,8 @@ def require_consistent_ids(name: str, ids: Tensor, t2d: Tensor | None) -> None:
 
 
 def map_mtp_names(keys: Iterable[str], layers: int) -> dict[str, str]:
-    """Return the names in transformers' MtpLayer of the target's weights for multi-token
-    prediction, by their names in the target's files. layers: the target's number of layers."""
+    """Return a dict from names in the target's files to names in transformers' MtpLayer, for all
+    weights of multi-token prediction. layers: the target's number of layers."""
     where = re.compile(
         rf"(?:model\.)?(?:language_model\.)?(?:mtp|mtp_layers\.0|layers\.{layers})\.(.+)"
     )
@@ -404,7 +404,7 @@ def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor
     """Build the drafter from the target's single layer for multi-token prediction.
 
     name: The target's name, for error messages.
-    tensors: The target's weights, or those of the layer alone.
+    tensors: The target's weights, or only the weights of this layer.
     target: The target, which may be on the meta device.
     head: The weights of the target's output layer, `[V, H]`.
 
@@ -416,7 +416,7 @@ def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor
     named = {own: tensors[key] for key, own in names.items()}
     if not named:
         raise RefusedError(
-            f"{name} holds no layer for multi-token prediction; give another draft than 'mtp'"
+            f"{name} has no layer for multi-token prediction; give another draft than 'mtp'"
         )
     more = [int(m[1]) for key in tensors if (m := MTP_LAYER_INDEX.match(key))]
     count = max(count or 1, 1 + max(more, default=0))
@@ -463,7 +463,7 @@ def _build_mtp_config(text: PreTrainedConfig) -> PreTrainedConfig:
 
 def _fuse_experts(tensors: Tensors) -> Tensors:
     """Return the tensors with the weights of separate experts fused into one tensor for each
-    projection, as transformers has them."""
+    projection, as in transformers."""
     experts: dict[str, dict[tuple[int, str], Tensor]] = {}
     fused: Tensors = {}
     for key, x in tensors.items():

@@ -68,8 +68,8 @@ class EagleLayer(nn.Module):
 
 
 class NormedHead(nn.Module):
-    """A norm followed by an output layer. Its input, the hidden states before the norm, is also the
-    hidden states of the next draft step."""
+    """A norm followed by an output layer. The hidden states before the norm are also the hidden
+    states of the next draft step."""
 
     def __init__(self, norm: nn.Module, linear: nn.Linear) -> None:
         super().__init__()
@@ -83,9 +83,9 @@ class PairsNetwork(PreTrainedModel):
     """A decoder whose `inputs_embeds` are embeddings of size `width`, each followed by a hidden
     state.
 
-    first: The first layer, which takes both (EagleLayer, or transformers' MtpLayer).
+    first: The first layer (EagleLayer or transformers' MtpLayer), over embeddings and states.
     more: Further layers of the draft model's family.
-    head: The output layer. Its input is also the hidden states of the next draft step.
+    head: The output layer. Its input is also used as the hidden states of the next draft step.
     join: The projection of the target's hidden states at the taps; None: there is only one tap.
     norm: A norm before `head`; None: there is none.
     """
@@ -173,7 +173,7 @@ class PairsNetwork(PreTrainedModel):
 
 class StockPairModel(CausalModel, HiddenStateDraftModel):
     """A drafter on hidden states that runs on torch. Before each `score`, `set_next_pairs` sets the
-    pairs for the tokens of its blocks."""
+    pairs for the tokens of the blocks."""
 
     def __init__(self, network: PairsNetwork) -> None:
         StockModel.__init__(self, network)
@@ -189,8 +189,8 @@ class StockPairModel(CausalModel, HiddenStateDraftModel):
         return states if join is None else join(states.to(self.model.dtype))
 
     def set_next_pairs(self, pairs: Tensor, counts: list[int]) -> None:
-        """Set the pairs of the next `score`, `[sum(counts), width + H]`; the first counts[0] belong
-        to sequence 0."""
+        """Set the pairs of the next `score`, `[sum(counts), width + H]`; the first counts[0] pairs
+        belong to sequence 0."""
         self._pairs = list(pairs.to(self.model.dtype).split(counts))
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:

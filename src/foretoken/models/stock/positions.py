@@ -1,9 +1,9 @@
 """Modules of a twin that use each sequence's own positions, in place of a family's modules that
 would count from the longest sequence of the batch; and the context of the current forward pass,
-from which they get the positions.
+from which the modules get these positions.
 
-They replace a decoder's position embeddings, a causal table (GPT-Neo), and a scale that grows with
-the position (Llama 4). Families that count positions in other ways fail the self-check.
+The modules replace a decoder's position embeddings, a causal table (GPT-Neo), and a scale that
+grows with the position (Llama 4). Families that count positions in other ways fail the self-check.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 class HeadHook(Protocol):
     """Decides which positions enter the output layer: `enter` returns the layer's arguments reduced
-    to these, or None for no change."""
+    to these positions, or None for no change."""
 
     def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None: ...
 
 
 class ForwardContext(NamedTuple):
-    """The context of the current forward pass. A Ctrl-C may leave it set, which is harmless: only
-    the twins of `RaggedTwin` use it, and each of their forward passes sets its own."""
+    """The context of the current forward pass. A Ctrl-C may leave an old context set, which is
+    harmless: only twins use the context, and each forward pass of a twin sets a new one."""
 
     cache: Any  # a RaggedCache, or the cache of an export; None: an encoder runs
     needed: HeadHook | None
@@ -93,7 +93,7 @@ def is_causal_table(x: Tensor) -> bool:
 
 class RowPositionEmbedding(nn.Module):
     """Position embeddings at each sequence's own positions, in place of a decoder's `table`.
-    Padding positions beyond the end of the table get its last entry.
+    Padding positions beyond the end of the table get the table's last entry.
 
     If the table counts from the padding id, the first position is padding id + 1, and a padding
     token gets the embedding of padding at any position, as if `generate` ran token by token.

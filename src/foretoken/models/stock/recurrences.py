@@ -86,7 +86,7 @@ def mamba(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Compute Mamba's selective scan. `hidden_states`, dt and the gate z are `[B, C, W]`; B and C
-    are `[B, N, W]`. Some families call it once for each head."""
+    are `[B, N, W]`. Some families call this function once for each head."""
     x, dt, k, q = (_upcast(y).transpose(1, 2) for y in (hidden_states, dt, B, C))
     dt = dt if delta_bias is None else dt + _upcast(delta_bias)
     dt = F.softplus(dt) if delta_softplus else dt
@@ -121,7 +121,7 @@ RECURRENCE_REPLACEMENTS: dict[str, Callable[..., Any]] = {
 
 
 def _upcast(x: Tensor) -> Tensor:
-    """Return x in float32, or in its own dtype if that is wider."""
+    """Return x in float32; if its dtype is wider, return x unchanged."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -130,8 +130,8 @@ def _run_recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | N
 
 
 def install_row_recurrences(model: PreTrainedModel) -> None:
-    """Make the mixers of a twin run their recurrences over the ragged cache. Raises RefusedError
-    for a mixer whose forward was replaced, since it would start each block from an empty state."""
+    """Run the recurrences of a twin's mixers over the ragged cache. Raises RefusedError for a mixer
+    whose forward was replaced, which would start each block from an empty state."""
     for part in model.modules():
         if (own := _make_row_forward(type(part))) is not None:
             if "forward" in vars(part):
@@ -144,8 +144,8 @@ def install_row_recurrences(model: PreTrainedModel) -> None:
 
 @lru_cache
 def _make_row_forward(kind: type[nn.Module]) -> FunctionType | None:
-    """Return the forward of a mixer class, with our recurrence functions in place of its own; None
-    for other modules."""
+    """Return the forward of a mixer class, with our recurrence functions in place of the class's;
+    None for other modules."""
     forward: Any = inspect.unwrap(kind.forward)
     code = getattr(forward, "__code__", None)
     replacements: dict[str, Any] = {

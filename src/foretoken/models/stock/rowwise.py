@@ -1,10 +1,10 @@
-"""A Model that runs one sequence per forward pass, over the cache that transformers makes for it:
-keys and values, recurrent states, or none.
+"""A Model that runs one sequence per forward pass, over the cache that transformers makes for the
+sequence: keys and values, recurrent states, or no cache.
 
 Forward passes are prepared as `generate` prepares them, so that each family uses its own code,
 attention and positions. If the cache consists of keys and values that grow by one per token, a
-rollback crops it. Any other cache is replaced by a copy from before the block; the accepted tokens
-after that point are recomputed together with the next block.
+rollback crops the cache. Any other cache is replaced by a copy that was made before the block; the
+accepted tokens that the copy lacks are recomputed together with the next block.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class RowwiseSequence:
 
 
 class RowwiseModel(TorchModel):
-    """A transformers model that generates tokens from ids, run one sequence per forward pass. A
-    twin of `model` in evaluation mode runs."""
+    """A transformers model that generates tokens from ids, and that runs one sequence per forward
+    pass. A twin of `model` in evaluation mode runs the forward passes."""
 
     runtime = "transformers, row by row"
     capabilities = Capabilities(media=True)
@@ -206,7 +206,7 @@ class RowwiseModel(TorchModel):
 
     def _forward(self, seq: RowwiseSequence, end: int, num_logits: int) -> Tensor:
         """Run a sequence's uncached tokens up to length `end`. Returns the logits `[num_logits, V]`
-        of the last of them."""
+        of the last tokens."""
         caches = seq.caches or make_empty_cache(self.model)
         token_ids = torch.tensor([seq.token_ids[:end]], device=self.device)
         given = self._make_generate_kwargs(seq, token_ids)
@@ -242,8 +242,8 @@ class RowwiseModel(TorchModel):
 def prepare_forward(
     network: Any, token_ids: Tensor, num_cached: int, caches: dict[str, Any], num_logits: int
 ) -> dict[str, Any]:
-    """Return the arguments of the forward as `generate` makes them, for tokens `[1, n]` of which
-    the first `num_cached` are cached, with logits for the last `num_logits`."""
+    """Return the arguments with which `generate` would call the forward, for tokens `[1, n]` of
+    which the first `num_cached` are cached, with logits for the last `num_logits` tokens."""
     accepted = get_forward_parameters(type(network))
     arguments: dict[str, Any] = {"use_cache": True, "attention_mask": None, **caches}
     if "logits_to_keep" in accepted:
@@ -272,7 +272,7 @@ def make_empty_cache(model: PreTrainedModel) -> CacheKwargs:
 
 def is_croppable(caches: CacheKwargs) -> bool:
     """Return whether the caches hold only keys and values, with the same number of entries in all
-    layers. Layers that attend to an image have another number."""
+    layers. Layers that attend to an image have another number of entries."""
     parts: list[Any] = [getattr(cache, "self_attention_cache", cache) for cache in caches.values()]
     for part in parts:
         if type(part) is not DynamicCache:
@@ -292,8 +292,8 @@ def _count_slots(keys: Tensor) -> int:
 
 
 def crop(caches: CacheKwargs, tokens: int) -> None:
-    """Remove the last `tokens` entries of caches in place. This counts from the end, since a cache
-    may have more entries than the sequence has tokens."""
+    """Remove the last `tokens` entries of caches in place. Entries are counted from the end, since
+    a cache may have more entries than the sequence has tokens."""
     for cache in caches.values():
         for layer in getattr(cache, "self_attention_cache", cache).layers:
             if getattr(layer, "is_initialized", False):
@@ -317,9 +317,9 @@ def copy_cache(caches: CacheKwargs) -> CacheKwargs:
 def forward_as_generate(
     model: PreTrainedModel, token_ids: Tensor, source: Tensor | None, need: int
 ) -> Tensor:
-    """Return the logits `[need, V]` of the last tokens of a prompt. Each comes from a forward pass
-    over the tokens up to it, prepared as in `generate`. This is a `ReferenceForward` of the
-    self-check.
+    """Return the logits `[need, V]` of the last tokens of a prompt. For each of these tokens, a
+    forward pass, prepared as in `generate`, runs over the prompt up to the token. This function is
+    a `ReferenceForward` of the self-check.
 
     token_ids: `[1, n]`.
     """

@@ -2,8 +2,8 @@
 cache.
 
 A small random copy of the model (same class and structure, few layers, windows of 8 tokens) runs
-ragged blocks, rollbacks, joins and leaves. All logits are compared with those of a full forward
-pass of the stock model over each sequence alone. This tests the family's code, not the model's
+ragged blocks, rollbacks, joins and leaves. All logits are compared with the logits of full forward
+passes of the stock model, each over one sequence. This tests the family's code, not the model's
 weights.
 """
 
@@ -71,13 +71,13 @@ class CheckedBackend:
     """A backend that the self-check tests.
 
     Attributes:
-        name: Names the backend in error messages.
+        name: The backend's name in error messages.
         build: Returns the backend's Model of a transformers model.
-        switches_rope: True if it runs sequences beyond the rope switch length.
+        switches_rope: True if the backend runs sequences beyond the rope switch length.
         remedy: The end of the error message for a family that fails; "" if another backend is then
             tried.
         admit: Raises RefusedError for a model that the backend cannot run.
-        reference: Computes the logits that the backend's must equal.
+        reference: Computes the logits that the backend's logits must equal.
         cost_note: The backend's disadvantage compared with others, in words for the user.
     """
 
@@ -127,9 +127,8 @@ class CheckResult:
 def check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> CheckResult:
     """Run the self-check, without using saved results, and return its result.
 
-    If no small copy can be built, the model itself is checked; for this its weights must be loaded
-    in float32. Raises RefusedError, with the reason, if the family is not exact or cannot be
-    checked.
+    If no small copy can be built, the model itself is checked, which requires weights in float32.
+    Raises RefusedError, with the reason, if the family is not exact or cannot be checked.
     """
     backend.admit(model)
     start, name = time.perf_counter(), f"{model.config.model_type} ({type(model).__name__})"
@@ -169,7 +168,7 @@ def check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> Ch
             remedy = "use a configuration whose window is the whole context"
         raise RefusedError(
             f"{name} contradicts itself: {where}the logits of transformers' generate differ from "
-            f"those of its own full forward by {contradiction:.1e} of their spread; {remedy}"
+            f"the logits of its own full forward by {contradiction:.1e} of their spread; {remedy}"
         )
     return CheckResult(
         type(model).__name__, delta, time.perf_counter() - start, False, on_full_model
@@ -186,7 +185,7 @@ def measure_deviation(
     reference: ReferenceForward = run_reference,
 ) -> float:
     """Return the largest |delta logit| between ragged batches and full forward passes of the stock
-    model over each sequence alone, relative to the spread of the logits.
+    model, each over one sequence, relative to the spread of the logits.
 
     `runner` runs the batches; None: a Model on torch. Sequences join, grow by ragged blocks, are
     rolled back, permuted and removed, beyond windows of `COPY_WINDOW` tokens and beyond the cache's
@@ -224,8 +223,9 @@ def measure_contradiction(
     model: PreTrainedModel, reference: ReferenceForward = run_reference
 ) -> float:
     """Return the largest |delta logit| between the stock model's `generate`, with its cache, and
-    its full forward passes over the same tokens, relative to the spread of the logits. The tokens
-    go beyond windows of `COPY_WINDOW` tokens and across the rope switch length."""
+    the stock model's full forward passes over the same tokens, relative to the spread of the
+    logits. The tokens go beyond windows of `COPY_WINDOW` tokens and across the rope switch
+    length."""
     if model.config.is_encoder_decoder:  # its decoder starts from one token
         return _measure_contradiction_from(model, 1, 3 * COPY_WINDOW, reference)
     switch = get_rope_switch_length(model)
@@ -237,7 +237,6 @@ def measure_contradiction(
 def _measure_contradiction_from(
     model: PreTrainedModel, prompt_length: int, num_new_tokens: int, reference: ReferenceForward
 ) -> float:
-    """Return `measure_contradiction` for `num_new_tokens` tokens after one random prompt."""
     dice = random.Random(1)
     ids = [[dice.randrange(2, COPY_VOCAB_SIZE) for _ in range(prompt_length)]]
     prompt_ids, source, given = torch.tensor(ids, device=model.device), None, dict[str, Any]()
@@ -321,8 +320,7 @@ class CheckedSequences:
         return self.runner.context is not None and length > self.runner.context
 
     def rejoin_long(self, blocks: list[list[int]]) -> None:
-        """Let each sequence leave and join again whose block takes it across the rope switch
-        length."""
+        """Let each sequence whose block crosses the rope switch length leave and join again."""
         if self.runner.max_context == self.runner.context:
             return
         ends = [len(seq) + len(block) for seq, block in zip(self.seqs, blocks, strict=True)]

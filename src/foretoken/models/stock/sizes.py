@@ -55,10 +55,10 @@ def get_context_limit(config: PreTrainedConfig) -> int | None:
 
 def get_rope_switch_length(model: PreTrainedModel) -> int | None:
     """Return the length N beyond which a model's `generate` recomputes a sequence with the long
-    rotary factors; None if it does not.
+    rotary factors; None if `generate` does not recompute it.
 
-    It is also None for families whose `generate` leaves cached tokens with the short factors, since
-    their output beyond N tokens depends on the prompt length.
+    The result is also None for families whose `generate` leaves cached tokens with the short
+    factors, since their output beyond N tokens depends on the prompt length.
     """
     config = model.config.get_text_config(decoder=True)
     length = getattr(config, "original_max_position_embeddings", None)
@@ -72,8 +72,8 @@ def _reencodes_long_sequences(model: PreTrainedModel) -> bool:
     """Return whether `generate` recomputes a sequence when its rotary factors change.
 
     In that case the model's `prepare_inputs_for_generation` drops the cache and takes all tokens.
-    Phi-4-multimodal's drops the cache but does not take all tokens, so its `generate` continues
-    from the last token alone.
+    The method of Phi-4-multimodal drops the cache but does not take all tokens, so its `generate`
+    continues from the last token only.
     """
     prepares = getattr(type(model), "prepare_inputs_for_generation", None)
     code = getattr(inspect.unwrap(prepares) if prepares else None, "__code__", None)
@@ -115,7 +115,7 @@ def get_encoder_vocab_size(model: PreTrainedModel) -> int:
 
 
 def get_output_vocab_size(model: PreTrainedModel) -> int:
-    """Return the output layer's size, padding included. Raises RefusedError if there is none."""
+    """Return the output layer's size with padding. Raises RefusedError if this is unknown."""
     size = getattr(model.get_output_embeddings(), "out_features", None)
     size = size or getattr(model.config.get_text_config(decoder=True), "vocab_size", None)
     if size is None:
@@ -126,7 +126,7 @@ def get_output_vocab_size(model: PreTrainedModel) -> int:
 
 def find_last_kv_layers(config: PreTrainedConfig) -> dict[str, int]:
     """Return, for each attention kind, the last layer that has its own KV cache; the model's last
-    layers may use the KV cache of earlier ones instead."""
+    layers may use the KV cache of earlier layers instead."""
     kinds: list[str] = getattr(config, "layer_types", None) or []
     keeping = len(kinds) - (getattr(config, "num_kv_shared_layers", None) or 0)
     return {kind: j for j, kind in enumerate(kinds[:keeping])}
@@ -146,8 +146,8 @@ SKETCH_TOLERANCE = 2**-7
 
 @torch.no_grad()
 def sketch_weights(model: PreTrainedModel) -> Tensor:
-    """Return a few values of every weight, in module order, `[N]`, in float32 on the CPU. They
-    identify a model whatever precision its weights are loaded in (`is_same_model`)."""
+    """Return a few values of every weight, in module order, `[N]`, in float32 on the CPU. These
+    values identify a model that is loaded in any precision (`is_same_model`)."""
     parts = (x.unpack() if isinstance(x, PackedLinear) else x for x in model.modules())
     weights = (weight for part in parts for weight in part.parameters(recurse=False))
     return torch.cat([_sample(weight) for weight in weights]).cpu()

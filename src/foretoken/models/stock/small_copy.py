@@ -59,7 +59,7 @@ def make_small_copy(
 ) -> PreTrainedModel:
     """Return a random model of that class and structure, in float32 on the CPU. Several ways of
     shrinking the config are tried, from the smallest result to the original config; the copy has
-    the first that the model's code accepts.
+    the first config that the model's code accepts.
 
     switch: See `shrink_config`.
     try_forward: True to accept a copy only after it has run once.
@@ -102,8 +102,8 @@ def make_small_copy(
 
 
 def _require_small(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> None:
-    """Raise MemoryError if a model of this config has too many parameters, before it takes all
-    memory."""
+    """Raise MemoryError if a model of this config has too many parameters, before the model takes
+    all memory."""
     with torch.device("meta"):
         size = sum(weight.numel() for weight in model_class(config).parameters())
     if size > MAX_COPY_PARAMETERS:
@@ -122,9 +122,9 @@ def shrink_config(
 
     Args:
         config: The model's config.
-        head_dim: The head dim; `OWN_HEAD_DIM` for that of `config`; None: all sizes stay.
+        head_dim: The copy's head dim; `OWN_HEAD_DIM`: the original's; None: no size changes.
         switch: The length beyond which the long rotary factors apply.
-        keep_ties: True to keep other sizes equal that equal the hidden size or the head dim.
+        keep_ties: True if sizes that equal the hidden size or the head dim must stay equal to it.
         layers_per_kind: Number of layers of each kind; the copy has at least two layers.
     """
     config = copy.deepcopy(config)
@@ -215,8 +215,8 @@ def shrink_in_place(
 
 
 def find_thresholds(part: PreTrainedConfig) -> list[str]:
-    """Return the config fields with a length or distance beyond which the model's attention or
-    scaling changes, if it is within the model's context. In a copy these are small, so that the
+    """Return the config fields that set a length or distance, within the model's context, beyond
+    which the model's attention or scaling changes. In a copy these lengths are small, so that the
     check's sequences exceed them."""
     limit = getattr(part, "max_position_embeddings", None) or math.inf
     numbers = {
@@ -319,8 +319,8 @@ def _compute_recurrent_sizes(part: PreTrainedConfig, width: int) -> dict[str, An
 
 
 def compute_tied_sizes(part: PreTrainedConfig, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings for other sizes that equal the hidden size or the head dim, so that they stay
-    equal to it."""
+    """Return settings for all other sizes that equal the hidden size or the head dim, so that they
+    stay equal."""
     sizes = {name: get_setting(part, name) for name in ("hidden_size", "head_dim")}
     return {
         other: settings[name]
@@ -357,8 +357,8 @@ def _compute_special_head_dims(part: PreTrainedConfig, queries: int) -> dict[str
 
 
 def randomize_weights(model: PreTrainedModel) -> None:
-    """Draw random weights in place. They are larger than the usual initial weights, with which
-    logits would be nearly uniform."""
+    """Draw random weights in place. These weights are larger than the usual initial weights, with
+    which logits would be nearly uniform."""
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:

@@ -1,4 +1,4 @@
-"""Records the hidden states between a twin's decoder layers, for drafters that take them as input.
+"""Records the hidden states between a twin's decoder layers, as inputs of drafters.
 
 Tap j is the input of layer j. The tap whose number equals the number of layers is the last layer's
 output before the final norm, and `FINAL_TAP` is the input of the output layer.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 
 def get_decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """Return the decoder's layers. Raises RefusedError if they are not in one list."""
+    """Return the decoder's layers. Raises RefusedError if the layers are not in one list."""
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     decoder: Any = model.get_decoder() or model
     # from the outermost inwards, so lists within a layer come later
@@ -28,7 +28,7 @@ def get_decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
             return parts
     raise RefusedError(
         f"the layers of {type(model).__name__} are not in one list, so the hidden states between "
-        "them cannot be taken; give another draft"
+        "layers cannot be taken; give another draft"
     )
 
 

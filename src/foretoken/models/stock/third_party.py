@@ -16,8 +16,8 @@ INSTALL_FOLDERS = {"site-packages", "dist-packages"}
 
 def find_third_party_sources(model: nn.Module) -> list[str]:
     """Return the source code of all classes of the model's modules that are not from an installed
-    library, and of all non-library modules that they import. Raises OSError or TypeError if a class
-    has no source file."""
+    library, and of all non-library modules that these classes' modules import. Raises OSError or
+    TypeError if a class has no source file."""
     kinds = {base for part in model.modules() for base in type(part).__mro__}
     files = {inspect.getfile(kind) for kind in kinds if not _is_library(kind.__module__)}
     fresh = {kind.__module__ for kind in kinds if not _is_library(kind.__module__)}

@@ -2,14 +2,14 @@
 2025 (arXiv 2502.05202).
 
 Token-level intersection: target tokens that the draft model's vocabulary has too get the draft
-model's logits, all other target tokens -inf. As for any other draft model, the caller computes q as
-the softmax of these logits and samples draft tokens from it.
+model's logits, and all other target tokens get -inf. As for any other draft model, the caller
+computes q as the softmax of these logits and samples draft tokens from it.
 
 String-level exact match: the draft model generates greedily in its own tokens, and the resulting
-string is tokenized for the target. These draft tokens depend on the sequence alone, so the output
-is exact with any tokenization.
+string is tokenized for the target. These draft tokens depend only on the sequence, so the output is
+exact with any tokenization.
 
-Both also consider draft tokens that extend the sequence's last draft token (`find_continuations`).
+Both methods also consider draft tokens that extend the last draft token (`find_continuations`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from foretoken.models.vocabularies.vocabulary import VocabularyMap
 
 
 class SlidingContext:
-    """The sequences of a decoder-only `model`, which may be longer than its context. The model then
-    gets only the tail of a sequence; whenever the context is full, the tail is shortened by half a
-    context."""
+    """The sequences of a decoder-only `model`. If a sequence is longer than the model's context,
+    the model gets only a tail of the sequence; whenever the context is full, the tail is shortened
+    by half a context."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -82,7 +82,7 @@ class SlidingContext:
         return len(self._get_tail(text))
 
     def _get_tail(self, text: list[int]) -> list[int]:
-        """Return a tail of a sequence that fits the context, at least half as long. Where it starts
+        """Return a tail of a sequence that fits the context, at least half as long. Its start
         depends only on the sequence's length and moves in steps of half a context, so the cache
         usually stays valid."""
         context = self.model.context
@@ -96,17 +96,17 @@ MIN_SHARE = 1e-30  # replaces a share that is 0 or less by rounding
 
 
 class TextDrafting(NamedTuple):
-    """Specifies for which sampling params to draft by `draft_from_text`: greedy ones, others, or
-    both."""
+    """Specifies for which sampling params to draft by `draft_from_text`: greedy params, other
+    params, or both."""
 
     greedy: bool = True
     sampled: bool = False
 
 
 class TranslatedModel(Model):
-    """A decoder-only draft model `model`, with the vocabulary of a target as its interface. Its
-    sequences have no length limit: if a sequence outgrows the context, the model gets only its
-    tail. `V`: the target's vocabulary size; `by_text`: when to draft by `draft_from_text`."""
+    """A decoder-only draft model `model`, with the vocabulary of a target as its interface. A
+    sequence may outgrow the context of `model`, which then gets only the sequence's tail. `V`: the
+    target's vocabulary size; `by_text`: when to draft by `draft_from_text`."""
 
     capabilities = Capabilities(text=True, memory=True)
     has_own_speed = True  # its speed differs from that of `model`
@@ -166,8 +166,8 @@ class TranslatedModel(Model):
         return self.by_text.greedy if greedy else self.by_text.sampled
 
     def draft_from_text(self, blocks: list[list[int]], counts: list[int]) -> TextDraft:
-        """Do as `Model.draft_from_text`. This runs one forward pass for each generated draft-model
-        token, of which there are at most counts[b] for sequence b."""
+        """Draft tokens as `Model.draft_from_text` does. This runs one forward pass for each
+        draft-model token; the model generates at most counts[b] tokens for sequence b."""
         self._context.prefill(self._extend(blocks, [not n for n in counts]))
         seqs = [
             translation.draft_ids if n else None
@@ -219,7 +219,7 @@ class TranslatedModel(Model):
             translation.cut(length)
 
     def compute_cache_bytes(self, lengths: list[int], sources: list[int]) -> int:
-        """Return the bytes for as many draft ids as the lengths, although a target token may take
+        """Return the bytes for one draft id per target token, although a target token may take
         several draft ids."""
         return self._context.model.compute_cache_bytes(lengths, sources)
 
@@ -245,8 +245,8 @@ class TranslatedModel(Model):
         return extended
 
     def _count_needed(self, extended: list[list[int] | None], needed: list[bool]) -> list[int]:
-        """Return at how many of its last draft ids each sequence needs logits: 0, 1, or 2 if its
-        last draft token may be extended."""
+        """Return, for each sequence, the number of its last draft ids at which logits are needed:
+        0, 1, or 2 if the last draft token may be extended."""
         counts = [int(on) for on in needed]
         for b, seq in enumerate(extended):
             if needed[b] and seq is not None and self._translations[b].last_draft_id is not None:

@@ -1,11 +1,11 @@
 """Translates a growing sequence from the target's token ids into the draft model's, and finds draft
 tokens that extend the last draft token.
 
-A translation depends on the sequence alone, not on the steps or draft tokens that led to it. The
+A translation depends only on the sequence, not on the steps or draft tokens that led to it. The
 last draft token may be a poor input: if the draft model's vocabulary has a token "time,", the model
 has never seen the token "time" followed by a comma. So the logits before the last draft token are
-used too (token healing): all draft tokens that begin with the last one's bytes are candidates to
-replace it, in proportion to their probabilities there.
+used too (token healing): all draft tokens that begin with the last draft token's bytes are
+candidates to replace the last draft token, in proportion to their probabilities in those logits.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_WORD_TOKENS = 32  # maximum length of a word, which is translated as a whole
 
 
 class Translation:
-    """One sequence, in target ids and in draft ids. It is split into words, before tokens that
-    begin with a space, and the draft model's tokenizer encodes each word. So a new target token
-    changes the draft ids of the last word only, and the draft model's KV cache of all earlier words
-    stays valid."""
+    """One sequence, in target ids and in draft ids. The sequence is split into words before each
+    token that begins with a space, and the draft model's tokenizer encodes each word. So a new
+    target token changes the draft ids of the last word only, and the draft model's KV cache of all
+    earlier words stays valid."""
 
     def __init__(self, vocabularies: VocabularyMap) -> None:
         self.vocabularies = vocabularies
@@ -33,7 +33,7 @@ class Translation:
         # draft ids of all words except the last
         self._closed_draft_ids: list[int] = list(vocabularies.draft.prefix_ids)
         # for each word: the index of its first target id and of its first draft id, and whether any
-        # text precedes it
+        # text precedes the word
         self._cuts = [(0, len(self._closed_draft_ids), False)]
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -62,7 +62,8 @@ class Translation:
     @property
     def last_draft_id(self) -> int | None:
         """The last draft token if it belongs to the last word and the draft vocabulary has tokens
-        that extend it; None otherwise. If it is not None, the logits before it are needed too."""
+        that extend it; None otherwise. If there is such a token, the logits before this token are
+        needed too."""
         word = self._get_last_word_draft_ids() if self._last_spelled_ids else []
         draft = self.vocabularies.draft
         return (
@@ -78,8 +79,8 @@ class Translation:
 
     @property
     def last_word(self) -> bytes:
-        """The bytes of the last word. For the first word, they do not include the space that the
-        target's tokenizer may add before it."""
+        """The bytes of the last word. For the first word, the bytes do not include the space that
+        the target's tokenizer may add before it."""
         text = self.vocabularies.target.to_bytes(self.last_word_ids)
         return text if self._has_text_before else self.vocabularies.target.strip_space(text)
 
@@ -87,7 +88,7 @@ class Translation:
         """Return generated draft tokens as target tokens, including an end of sequence.
 
         written: The generated draft tokens.
-        longer: The bytes by which the draft token before them was extended.
+        longer: The bytes by which the draft token before `written` was extended.
         """
         target, draft = self.vocabularies.target, self.vocabularies.draft
         new = longer + draft.to_bytes(written)
@@ -125,7 +126,6 @@ class Translation:
 
     @property
     def _has_text_before(self) -> bool:
-        """True if there is text before the last word."""
         return self._cuts[-1][2]
 
     def _starts_word(self, token: int, length: int) -> bool:
@@ -139,7 +139,6 @@ class Translation:
         return word.startswith(b" ") and not before[-1:].isspace()
 
     def _get_last_word_draft_ids(self) -> Sequence[int]:
-        """Return the last word in draft ids."""
         tokens, draft = self.last_word_ids, self.vocabularies.draft
         if len(tokens) == 1 and tokens[0] not in self.vocabularies.target.spellings:
             special = self.vocabularies.special.get(tokens[0])
@@ -160,14 +159,14 @@ class Continuation(NamedTuple):
     """A draft token that extends the last draft token."""
 
     token: int
-    share: float  # its probability, as a share of that of all candidates and the last draft token
-    suffix: bytes  # the bytes that it adds to the last draft token
+    share: float  # its probability, divided by the sum for all candidates and the last draft token
+    suffix: bytes  # the bytes that this token adds to the last draft token
     target_token: int  # the first target token of these bytes
 
 
 def find_continuations(text: Translation, previous_logits: Tensor) -> list[Continuation]:
-    """Return the draft tokens that extend the last draft token, most probable first; only those
-    that leave the target's tokens of the last word as they are.
+    """Return the draft tokens that extend the last draft token, most probable first. Draft tokens
+    that would change the target's tokens of the last word are left out.
 
     previous_logits: the draft model's logits `[V]` before its last token.
     """

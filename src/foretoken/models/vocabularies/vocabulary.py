@@ -1,8 +1,8 @@
 """Vocabularies: conversion of tokens to bytes and of bytes to tokens, and the tokens that a
 target's and a draft model's vocabulary have in common.
 
-Errors here cannot make the output wrong, because a draft model may use any input and any
-distribution. They only lower the number of accepted draft tokens.
+Errors in a vocabulary cannot make the output wrong, because a draft model may use any input and any
+distribution. Such errors only lower the number of accepted draft tokens.
 """
 
 from __future__ import annotations
@@ -68,15 +68,14 @@ class Vocabulary:
     @classmethod
     def from_tokenizer(cls, name: str, tokenizer: PreTrainedTokenizerBase, V: int) -> Vocabulary:
         """Return the vocabulary of a tokenizer, with the ids below V only. Raises RefusedError,
-        with the model's name, for a slow tokenizer, since it does not provide the bytes of its
+        with the model's name, for a slow tokenizer, which does not provide the bytes of its
         tokens."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise RefusedError(
                 f"{name} has no fast tokenizer ({type(tokenizer).__name__}), so the bytes of its "
                 "tokens are unknown; give a target and a draft that both have fast tokenizers of "
-                "transformers, or "
-                "draft='lookup'"
+                "transformers, or draft='lookup'"
             )
         added = {i: str(token.content) for i, token in tokenizer.added_tokens_decoder.items()}
         special = {*tokenizer.all_special_ids}
@@ -114,22 +113,23 @@ class Vocabulary:
         )
 
     def to_bytes(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes of tokens, concatenated; special tokens have none."""
+        """Return the bytes of tokens, concatenated; special tokens have no bytes."""
         return b"".join(self.spellings.get(token, b"") for token in tokens)
 
     def add_space(self, text: bytes) -> bytes:
-        """Return the bytes at the start of a string as its tokens spell them: with the space that
-        SentencePiece adds."""
+        """Return the first bytes of a string with the space that SentencePiece adds before the
+        string."""
         return b" " + text if self.adds_space and text else text
 
     def strip_space(self, text: bytes) -> bytes:
-        """Return the bytes of the first tokens of a string without the space that SentencePiece
+        """Return the bytes of a string's first tokens, without the space that SentencePiece
         adds."""
         return text.removeprefix(b" ") if self.adds_space else text
 
     def _tokenize(self, text: bytes) -> tuple[int, ...]:
-        """Return the tokens of a substring: those of the tokenizer if they have the same bytes,
-        otherwise those found by longest match, which skips bytes that no token begins with."""
+        """Return the tokens of a substring: the tokenizer's tokens if they have exactly the
+        substring's bytes; otherwise tokens found by longest match, which skips bytes with which no
+        token begins."""
         try:
             string = text.decode()
         except UnicodeDecodeError as error:  # for instance an incomplete character at the end
@@ -191,8 +191,8 @@ _BYTES = _make_byte_characters()
 
 class VocabularyMap:
     """The common tokens of a target's and a draft model's vocabulary. `target_ids` and `draft_ids`
-    have the two ids of each common token: of a token with the same bytes, of the same special
-    token, or of the end of sequence."""
+    have the two ids of each common token. Common tokens have the same bytes, are the same special
+    token, or are the two ends of sequence."""
 
     def __init__(self, target: Vocabulary, draft: Vocabulary) -> None:
         self.target, self.draft = target, draft

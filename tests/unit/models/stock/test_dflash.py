@@ -292,7 +292,7 @@ def test_a_d2t_that_contradicts_its_t2d_is_refused():
     given |= {"d2t": torch.tensor([2, 4, 4, 18, 35]), "t2d": torch.zeros(V).bool()}
     for ids, says in (([2, 5, 6, 21, 38], "output 4 is token 39 .* token 38"), ([2], "5 .* 1;")):
         given["t2d"] = torch.isin(torch.arange(V), torch.tensor(ids))
-        with pytest.raises(RefusedError, match=f"the draft holds a d2t that contradicts .*{says}"):
+        with pytest.raises(RefusedError, match=f"the draft has a d2t that contradicts .*{says}"):
             draft(config, TARGET, given)
 
 

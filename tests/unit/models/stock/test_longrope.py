@@ -105,7 +105,7 @@ def test_what_a_row_may_hold() -> None:
         LIMIT,
         N,
     )
-    with pytest.raises(InputError, match=f"would have {N + 1} tokens, the model holds {N}"):
+    with pytest.raises(InputError, match=f"{N + 1} tokens, but the context length is {N}"):
         target.start([PROMPTS[4]])
     target.set_long_context(True)
     target.start([PROMPTS[4]])

@@ -384,9 +384,9 @@ WRONG: list[tuple[EagleFile, str]] = [
     ),
     (
         eagle_file(V, (1, 2), KEPT).with_config(eagle_aux_hidden_state_layer_ids=None),
-        "of 2 layers, but its config does not list them",
+        "of 2 layers, but its config does not list the",
     ),
-    (eagle_file(80, TAPS), "vocabulary of 80, but this one has 64"),
+    (eagle_file(80, TAPS), "80 tokens, but this target has 64"),
     (SOME.with_tensors(d2t=torch.full((len(KEPT),), 30)), "ids from 30 to 69, .* 64 tokens"),
     (SOME.with_tensors(d2t=-torch.arange(len(KEPT))), "two outputs for one token in d2t"),
     (
@@ -394,7 +394,7 @@ WRONG: list[tuple[EagleFile, str]] = [
         "output 0 is token 3 .* token 0",
     ),
     (SOME.with_tensors(t2d=torch.zeros(V).bool()), f"d2t .* t2d: .* {len(KEPT)} tokens, .* 0"),
-    (SOME.with_tensors(t2d=torch.zeros(V + 8).bool()), "vocabulary of 72, but this one has 64"),
+    (SOME.with_tensors(t2d=torch.zeros(V + 8).bool()), "72 tokens, but this target has 64"),
     (SOME.with_tensors(d2t=None), f"{len(KEPT)} outputs .* but no d2t"),
     (SOME.with_tensors(d2t=torch.tensor(0)), rf"d2t of shape \(\) for {len(KEPT)} outputs"),
     (
@@ -408,7 +408,7 @@ WRONG: list[tuple[EagleFile, str]] = [
         SOME.with_tensors(embed_tokens__weight=torch.randn(50, 32)),
         "50 tokens, but the target has 64",
     ),
-    (SOME.with_tensors(embed_tokens__weight=torch.randn(V, 16)), "size 32, but its own have 16"),
+    (SOME.with_tensors(embed_tokens__weight=torch.randn(V, 16)), "but its own have size 16"),
     (SOME.with_config(transformer_layer_config={"model_type": "no_such"}), "'no_such'"),
     (SOME.with_tensors(fc__weight=None), "no weights for fc.weight"),
     (SOME.with_tensors(layers__0__mlp__up_proj__weight=None), f"no weights for {UP}"),
@@ -438,7 +438,7 @@ def test_drafts_that_do_not_fit_are_refused(file: EagleFile, says: str) -> None:
     with pytest.raises(RefusedError, match=says) as refused:
         file.read(TARGET)
     assert "\n" not in str(refused.value)
-    assert "'no_such'" in says or re.search("; (give|fetch)", str(refused.value))
+    assert "'no_such'" in says or re.search("; (give|download)", str(refused.value))
 
 
 def test_layers_for_multi_token_prediction_that_do_not_fit_are_refused() -> None:
@@ -446,7 +446,7 @@ def test_layers_for_multi_token_prediction_that_do_not_fit_are_refused() -> None
     good = filed(mtp_layer(network), "mtp")
     more = {k.replace("layers.0", "layers.1"): x for k, x in good.items() if "layers.0" in k}
     for tensors, says in (
-        ({}, "holds no layer for multi-token prediction; give"),
+        ({}, "has no layer for multi-token prediction; give"),
         ({k: x for k, x in good.items() if "up_proj" not in k}, "mtp_block.mlp.up_proj.weight"),
         (good | more, "has 2 layers .*; give"),
     ):
