@@ -1,5 +1,4 @@
-"""Log probabilities of tokens and of the most probable alternatives, for requests with
-`logprobs`."""
+"""Log probabilities of tokens and of the most probable tokens at their positions."""
 
 from __future__ import annotations
 
