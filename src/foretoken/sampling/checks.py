@@ -187,7 +187,11 @@ def as_logit_bias(name: str, value: Any) -> Biases:
 
 
 def as_strings(name: str, value: Any) -> tuple[str, ...]:
-    strings = [value] if isinstance(value, str) else _to_list(name, value, "a string or a list of strings")
+    strings = (
+        [value]
+        if isinstance(value, str)
+        else _to_list(name, value, "a string or a list of strings")
+    )
     for string in strings:
         if not isinstance(string, str) or not string:
             raise InputError(
