@@ -187,11 +187,7 @@ def as_logit_bias(name: str, value: Any) -> Biases:
 
 
 def as_strings(name: str, value: Any) -> tuple[str, ...]:
-    strings = (
-        [value]
-        if isinstance(value, str)
-        else _to_list(name, value, "a string or a list of strings")
-    )
+    strings = [value] if isinstance(value, str) else _to_list(name, value, "strings")
     for string in strings:
         if not isinstance(string, str) or not string:
             raise InputError(
@@ -222,7 +218,7 @@ def as_callables(name: str, value: Any) -> tuple[Any, ...]:
     for each in cast(list[Any], objects):
         if isinstance(each, type) or not callable(each):
             raise InputError(
-                f"{name} holds {format_value(each)}; give functions or callable objects, not classes"
+                f"{name} holds {format_value(each)}; give functions or callables, not classes"
             )
     return tuple(objects)
 
