@@ -79,7 +79,6 @@ class AccessPolicy:
         return receive_counted
 
     def _get_limit(self, path: str) -> int:
-        """Return the maximum bytes of a body sent to `path`."""
         return (
             self.max_file_bytes + MAX_FORM_FIELDS_BYTES
             if path.startswith(AUDIO_PATH_PREFIX)

@@ -32,7 +32,7 @@ class SpecDecodeStats:
             self.drafted_at.update(range(step.drafted))
             self.accepted_at.update(range(step.accepted))
             if step.predicted:
-                continue  # alpha is the drafter's, not that of predicted outputs
+                continue  # alpha describes the drafter, not predicted outputs
             self.steps_by_drafted[step.drafted] += not plain
             for overlap in step.overlaps:
                 earlier = overlap if self.alpha is None else self.alpha
