@@ -1,6 +1,6 @@
 """Records of the steps of a sequence, and the statistics that are computed from these records.
 
-Imports no torch, because an engine's process sends records to processes that do not import torch.
+This module imports no torch, as an engine's process sends records to processes without torch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ class StepRecord:
         score_seconds: Time of the target's forward, of the whole batch.
         verify_seconds: Time of the verification, of the whole batch.
         rows: Number of sequences in the step's batch.
-        biases: Total variation distance from the target's distribution at each draft token that was
-            verified; () if the step is exact.
+        biases: Total variation distance from the target at each verified draft token; () if exact.
         padding: Padding positions in the target's forward, of the whole batch.
         predicted: True if the draft tokens come from the request's prediction, from the sequence
             itself or from its grammar, not from the drafter.
@@ -68,8 +67,7 @@ class StepRecord:
 class Stats:
     """Costs and acceptance of a completion.
 
-    Times are those of the whole batch that the sequence was in, counted from the start of the
-    sequence's prefill.
+    Times are those of the sequence's whole batch, from the start of the sequence's prefill.
 
     Attributes:
         target_calls: Target forwards, without those of the prefill before the first step.
@@ -132,7 +130,6 @@ class Stats:
 
 
 class PartialOutput(NamedTuple):
-    """The beginning of an output, given as the records of the steps in which another engine
-    generated it."""
+    """The beginning of an output, as records of the steps in which another engine generated it."""
 
     steps: list[StepRecord]

@@ -131,8 +131,7 @@ class SequenceState:
         return SequenceStatus.RUNNING if self.num_pending == 1 else SequenceStatus.PREFILLING
 
     def raise_error(self, number: int) -> None:
-        """Raise the sequence's error if the sequence has failed. The message begins with "row" and
-        `number`."""
+        """Raise the sequence's error, if there is one; the message begins with the row `number`."""
         if self.error is not None:
             raise type(self.error)(f"row {number}: {self.error}")
 
@@ -191,14 +190,13 @@ class SequenceState:
 
     @property
     def visible_tokens(self) -> list[int]:
-        """The output tokens. An id that stopped the sequence is left out unless
-        `include_stop_string` is set."""
+        """The output, without a final stop id unless `include_stop_string` is set."""
         stopped = isinstance(self.stop_reason, int) and not self.request.params.include_stop_string
         return self.new_tokens[:-1] if stopped else self.new_tokens
 
     def commit(self, tokens: list[int]) -> list[int]:
-        """Append `tokens` up to the sequence's limit or the first token that stops it. Return the
-        appended tokens. Set `finish_reason` if the sequence ends."""
+        """Append `tokens` up to the sequence's limit or the first token that stops the sequence.
+        Return the appended tokens. Set `finish_reason` if the sequence ends."""
         before = len(self.tokens)
         for token in tokens[: self.num_remaining]:
             if self.finish_reason is not None:
@@ -215,7 +213,7 @@ class SequenceState:
         return new
 
     def _check_stop(self, token: int) -> None:
-        """Finish the sequence if this token stops it or makes a stop condition fail."""
+        """Finish the sequence if `token` stops the sequence or makes a stop condition fail."""
         stops = token in self.request.eos and not self._ignores_stop_string(token)
         if not stops or self.request.params.include_stop_string:
             for ending in self.stop_conditions:
@@ -278,8 +276,7 @@ class Completion:
         seed: The sequence's key; `seed=[completion.seed]` generates the same output again.
         stats: Costs and acceptance.
         steps: A record of every step.
-        stop_reason: The id, string or criterion that stopped the sequence, if finish_reason is
-            "stop".
+        stop_reason: The id, string or criterion that stopped the sequence, or None.
         error: The error's message, if finish_reason is "error".
         logprobs: The logprobs of every token; None if not requested.
         prompt_logprobs: The logprobs of the prompt's tokens after the first; None if not requested.

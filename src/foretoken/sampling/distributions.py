@@ -29,8 +29,8 @@ EXTRA_WARPERS_OFF = SamplingParams(1.0).standard[4:]  # typical, epsilon, eta: n
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """Return the distribution that a token is sampled from, `[..., V]` in float32 or float64.
 
-    For greedy params it is one-hot on the argmax, the lowest id on ties (which the paper leaves
-    open).
+    For greedy params, the distribution is one-hot on the argmax. On ties, which the paper does not
+    mention, the argmax is the lowest id.
     """
     if params.greedy:
         return one_hot(argmax_ids(logits), logits.shape[-1]).to(get_working_dtype(logits.dtype))
@@ -158,8 +158,9 @@ def _locate_on_host(
 
 
 def find_possible(distributions: Tensor, ids: Tensor) -> Tensor:
-    """Return, for each of `ids [B, 1]`, the id itself or the nearest lower one that has a
-    probability above 0 in `distributions [B, V]`; if there is none, the nearest higher one."""
+    """Return, for each of `ids [B, 1]`, the highest id that is not above it and has a probability
+    above 0 in `distributions [B, V]`; if there is none, the lowest id with a probability above
+    0."""
     V = distributions.shape[-1]
     every = torch.arange(V, device=distributions.device)
     key = torch.where(every <= ids, every, -1 - every)  # the maximum is the id to return
@@ -179,8 +180,8 @@ def require_mass(masses: list[float]) -> None:
 def require_valid_logits(logits: Tensor, whose: str, starts: list[int], counts: list[int]) -> None:
     """Raise NumericsError for invalid `logits [B, n, V]`: NaN, +inf, or nothing but -inf.
 
-    It checks the first `counts[b]` positions of sequence b, which begin at position `starts[b]` of
-    the sequence. whose: "target" or "draft", for the message.
+    Only the first `counts[b]` positions of row b are checked. Position 0 of row b is position
+    `starts[b]` of the sequence. whose: "target" or "draft", for the message.
     """
     require_finite(cast(list[list[float]], logits.amax(-1).tolist()), whose, starts, counts)
 
@@ -226,7 +227,7 @@ def mask_invalid(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def _max_logits(scores: NDArray[Any]) -> Tensor:
     """Return the largest score of each position, or NaN if one of its scores is NaN. NumPy's
-    argmax, used here, takes a tenth of the time of its max."""
+    argmax, used here, takes a tenth of the time of NumPy's max."""
     flat = scores.reshape(-1, scores.shape[-1])
     tops = [row[i] for row, i in zip(flat, flat.argmax(-1).tolist(), strict=True)]
     return torch.from_numpy(np.array(tops, scores.dtype).reshape(scores.shape[:-1]))

@@ -203,11 +203,10 @@ class Draw:
         return ids
 
     def continue_after(self, draft_tokens: list[list[int]]) -> Draw:
-        """Return the random numbers of the same step for a drafter that continues another drafter's
-        draft.
+        """Return the random numbers with which another drafter continues this step's draft.
 
         Args:
-            draft_tokens: The draft tokens of the other drafter, for each sequence.
+            draft_tokens: The draft tokens to continue, for each sequence.
 
         Returns:
             A Draw whose token 0 follows these draft tokens.
@@ -228,7 +227,7 @@ class Draw:
     def derive_keys(self) -> list[SequenceKey]:
         """Return random keys for a drafter that itself drafts and verifies in inner steps.
 
-        Random numbers with these keys are independent of those of this step and of other steps.
+        Random numbers with these keys are independent of the random numbers of all steps.
 
         Returns:
             A key for each sequence.
@@ -295,8 +294,7 @@ class Draw:
         return self._prefetched[{Purpose.ACCEPT: 0, Purpose.NEXT: 1}.get(purpose, 2 + offset)]
 
     def _compute_numbers(self, *names: tuple[int, Purpose]) -> Tensor:
-        """Return every sequence's random numbers at these offsets, for these purposes,
-        `[len(names), B]`."""
+        """Return the random numbers of each (offset, purpose), `[len(names), B]`."""
         seqs = list(zip(self.keys, self.lengths, self.offsets, strict=True))
         numbers = [
             [draw_uniform(key, length, first + offset, purpose) for key, length, first in seqs]
@@ -338,8 +336,7 @@ class SharedDraw(Draw):
         return ids
 
     def derive_keys(self) -> list[SequenceKey]:
-        """Return the keys unchanged, because inner steps must use the same noise at the same
-        position."""
+        """Return the keys unchanged: inner steps must use the same noise at the same position."""
         return self.keys
 
     def find_winners(self, distributions: Tensor, first: int = 0) -> Tensor:
@@ -358,6 +355,6 @@ class SharedDraw(Draw):
         return self._noise[positions, V]
 
     def _noise_positions(self, offset: int) -> NoisePositions:
-        """Return each sequence's key, and its absolute position at that offset."""
+        """Return each sequence's key and absolute position at this offset."""
         names = zip(self.keys, self.lengths, self.offsets, strict=True)
         return tuple((key, length + first + offset) for key, length, first in names)

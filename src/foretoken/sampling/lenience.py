@@ -43,8 +43,8 @@ def make_lenient(rule: Rule, lenience: float) -> Rule:
 
 
 def compute_lenient_distribution(p: Tensor, q: Tensor | None, x: Tensor, lenience: float) -> Tensor:
-    """Return P_l at every draft token, `[B, G, V]`, from p and q of that shape. If q is None, it is
-    one-hot on x `[B, G]`."""
+    """Return P_l at every draft token, `[B, G, V]`, from p and q of the same shape. q None: one-hot
+    on x `[B, G]`."""
     if q is None:
         at = x[..., None]
         px = p.gather(2, at)

@@ -29,9 +29,9 @@ Panel = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ApiField:
-    """An option's field in requests to a server: OpenAI's name or, if OpenAI has none, vLLM's.
-
-    `bounds`: bounds in requests, by pydantic's names, in addition to those of the option's check.
+    """An option's field in requests to a server: it has OpenAI's name or, if OpenAI has no such
+    field, vLLM's name. `bounds`: bounds in requests, by pydantic's names, in addition to the bounds
+    of the option's check.
     """
 
     name: str
@@ -68,8 +68,8 @@ class DeclaredOption:
 
 
 def option(default: T, check: Check, help: str, panel: Panel | None, **more: Any) -> T:
-    """Return a dataclass field that declares an option with this default. The other arguments are
-    those of `DeclaredOption`; `api` may also be a string, the field's name in requests."""
+    """Return a dataclass field that declares an option with this default. The arguments are
+    attributes of `DeclaredOption`; `api` may also be a string: the field's name in requests."""
     if isinstance(api := more.get("api"), str):
         more["api"] = ApiField(api)
     declared = DeclaredOption(check, help, panel, **more)

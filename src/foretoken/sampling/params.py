@@ -403,8 +403,7 @@ class SamplingParams:
 
 
 class Controls(TypedDict, total=False):
-    """The fields of `SamplingParams` as keyword arguments, with the types that each field
-    accepts."""
+    """The fields of `SamplingParams` as keyword arguments, with all types that are accepted."""
 
     max_new_tokens: int
     min_new_tokens: int | None
@@ -454,8 +453,8 @@ def gather_params(
     method: str = "generate",
 ) -> list[SamplingParams]:
     """Return one SamplingParams per prompt, from `params` or from the keyword arguments `controls`.
-    Raises InputError for an unknown keyword, if both `params` and `controls` are given, or if
-    `params` is a list of another length than `prompts`. prompts: number of prompts; method: name of
+    Raises InputError for an unknown keyword, if `params` and `controls` are both given, or if
+    `params` is a list of a length other than `prompts`. prompts: number of prompts; method: name of
     the called method, for the message."""
     for name in controls:
         if name not in SAMPLING_FIELDS:
@@ -501,8 +500,7 @@ def _require_agreement(params: SamplingParams) -> None:
         raise InputError(problem).with_option("num_return_sequences")
     if params.num_return_sequences > 1 and params.greedy:
         raise RefusedError(
-            f"num_return_sequences={count} at temperature 0 gives equal outputs; give a "
-            "temperature above 0"
+            f"num_return_sequences={count} at temperature 0 gives equal outputs; raise temperature"
         ).with_option("num_return_sequences")
     if params.include_stop_string and not (params.stop_strings or params.stop_token_ids):
         problem = "include_stop_string has no effect; give stop_strings or stop_token_ids"

@@ -242,8 +242,7 @@ def _fill_in(verification: Verification, block: ScoredBlock, draw: Draw) -> Veri
 
 
 def _gather_after(values: Tensor, n: Tensor) -> Tensor:
-    """Return the entries of `values [B, G+1]` after the n accepted draft tokens of each sequence,
-    `[B]`."""
+    """Return `values[b, n[b]]` for each sequence b, `[B]`."""
     return values.gather(1, n[:, None]).squeeze(1)
 
 

@@ -63,8 +63,8 @@ class AccessPolicy:
         return hashlib.sha256(token).hexdigest() if any(matches) else None
 
     def limit_body(self, receive: Receive, path: str) -> Receive:
-        """Return `receive`, wrapped so that it raises HTTPException once the body exceeds the
-        limit. This also limits requests without Content-Length."""
+        """Wrap `receive` so that it raises HTTPException once the body exceeds the limit. This
+        limits requests without Content-Length too."""
         size = 0
 
         async def receive_counted() -> Message:

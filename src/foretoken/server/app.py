@@ -390,8 +390,8 @@ def _get_context_length(engine: AnyEngine) -> int | None:
 
 
 async def _run_unless_disconnected(request: Request, work: Awaitable[ResultT]) -> ResultT:
-    """Return the result of `work`. Cancel it and raise ApiError (499) if the client disconnects
-    first."""
+    """Return the result of `work`. If the client disconnects first, cancel `work` and raise
+    ApiError (499)."""
     working, leaving = (
         asyncio.ensure_future(work),
         asyncio.ensure_future(_wait_for_disconnect(request)),
@@ -413,7 +413,6 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Return the error response for a refused request, in OpenAI's format."""
     path, headers = request.url.path[:200], {}
     match error:
         case ApiError():

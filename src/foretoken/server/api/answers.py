@@ -188,8 +188,8 @@ class Answer(Generic[RequestT]):
         return self._replies[i]
 
     def get_finish_reason(self, i: int, done: Done) -> str:
-        """Return the finish reason of output i: "tool_calls" if it ended after a complete call,
-        otherwise "stop" or "length"."""
+        """Return the finish reason of output i: "tool_calls" if the output ended after a complete
+        call, otherwise "stop" or "length"."""
         calls = self._replies[i].calls if i in self._replies else []
         return (
             "tool_calls"
@@ -309,8 +309,8 @@ class ChoicesAnswer(Answer[RequestT]):
 
 
 def compute_usage(generation: Generation, thought_tokens: int = 0) -> dict[str, Any]:
-    """Return the `usage` object of an answer: token counts, in which a prompt counts once for all
-    of its outputs. `thought_tokens`: the number of reasoning tokens."""
+    """Return the `usage` object of an answer, with token counts. A prompt with several outputs
+    counts once. `thought_tokens`: the number of reasoning tokens."""
     outputs = generation.outputs
     prompt_tokens = sum(output.accepted.prompt_tokens for output in outputs[:: generation.n])
     new_tokens = sum(len(output.tokens) for output in outputs)

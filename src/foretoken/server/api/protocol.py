@@ -41,7 +41,7 @@ MAX_ENTRIES_BY_FIELD = {"allowed_token_ids": 1024, "logit_bias": 1024, "stop_tok
 
 
 class StrictModel(BaseModel):
-    """Base of all JSON objects in requests; it refuses unknown fields."""
+    """Base of all JSON objects in requests, which refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -114,9 +114,8 @@ class Body(StrictModel):
 
     @classmethod
     def explain_refusal(cls, name: str, value: Any, fields: set[str]) -> str | None:
-        """Return why a field is refused; None if it is accepted. Unlike in nested objects, an
-        unsupported field of OpenAI's or vLLM's API is accepted if its value requests nothing, as
-        null does."""
+        """Return why a field is refused; None if accepted. Unlike in nested objects, a known but
+        unsupported field, such as `store`, is accepted if its value requests nothing."""
         return unsupported.explain_refusal(name, value, fields)
 
     @model_validator(mode="before")
@@ -155,8 +154,7 @@ class Body(StrictModel):
 
 def require_small(value: Any, param: str, max_characters: int = MAX_GRAMMAR_CHARACTERS) -> Any:
     """Return `value`. Raises BadRequestError if, as a string, it has more than `max_characters`
-    characters. The default is the limit for grammars, as longer grammars take too long to
-    compile."""
+    characters. The default is the limit for grammars: longer grammars compile too slowly."""
     if len(str(value)) > max_characters:
         raise BadRequestError(
             f"{param} is longer than {max_characters} characters; shorten {param}", param
@@ -224,9 +222,8 @@ SamplingFields: Any = create_model(
 
 
 class ApiRequest(SamplingFields):
-    """Fields that all endpoints that generate text have in common. Subclasses add the fields of one
-    endpoint, and properties that return the values of these fields under the names of engine
-    options."""
+    """Fields that all endpoints that generate text have in common. Subclasses add fields of one
+    endpoint, and properties that return field values under the names of engine options."""
 
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
@@ -293,8 +290,7 @@ class ApiRequest(SamplingFields):
         require_short(self.bad_words, "bad_words", MAX_BAD_WORDS_CHARACTERS)
         if self.stream and self.prompt_logprobs is not None:
             raise BadRequestError(
-                "stream does not support prompt_logprobs; leave out prompt_logprobs",
-                "prompt_logprobs",
+                "streams have no prompt_logprobs; leave out one of the two", "prompt_logprobs"
             )
         if self.speculation.gamma and not self.speculation.drafter:
             raise BadRequestError(
@@ -306,9 +302,7 @@ class ApiRequest(SamplingFields):
             raise BadRequestError("stream_options needs stream: true", "stream_options")
         limit, min_tokens = self.max_new_tokens, self.min_tokens
         if limit is not None and min_tokens is not None and min_tokens > limit:
-            message = (
-                f"min_tokens is {min_tokens}, above the maximum of {limit} new tokens; lower it"
-            )
+            message = f"min_tokens is {min_tokens}, above the limit of {limit}; lower min_tokens"
             raise BadRequestError(message, "min_tokens")
 
     def get_reply_requirements(self, facts: ReplyFacts | None) -> ReplyRequirements | None:
@@ -374,7 +368,7 @@ class ApiRequest(SamplingFields):
     @property
     def text_format(self) -> tuple[str, Any, str]:
         """Return the requested type of the output ("text", "json_object" or "json_schema"), its
-        JSON schema (None: none), and the request's field that sets them."""
+        JSON schema or None, and the request's field that sets type and schema."""
         return "text", None, ""
 
     def _build_structured(self) -> dict[str, Any] | None:
@@ -383,7 +377,7 @@ class ApiRequest(SamplingFields):
         grammars = {kind: grammar for kind, grammar in grammars.items() if grammar is not None}
         if len(grammars) > 1:
             raise BadRequestError(
-                "structured_outputs has several grammars; give only one", "structured_outputs"
+                "structured_outputs has several grammars; give one grammar", "structured_outputs"
             )
         if kind == "text":
             return require_small(grammars, "structured_outputs") or None

@@ -55,7 +55,7 @@ class ReasoningPart(StrictModel):
 
 
 class ReasoningItem(StrictModel):
-    """Reasoning of the model that precedes its message or call."""
+    """Reasoning of the model before a message or call."""
 
     type: Literal["reasoning"]
     id: str | None = None

@@ -225,7 +225,6 @@ class ResponseAnswer(answers.Answer[ResponsesRequest]):
 
 
 def _format_tool_choice(choice: str | NamedTool | None) -> Any:
-    """Return a request's `tool_choice` in the format of /v1/responses."""
     if isinstance(choice, NamedTool):
         return {"type": "function", "name": choice.function.name}
     return choice or "auto"

@@ -158,9 +158,8 @@ async def parse_form(request: Request, kind: type[TranslationForm]) -> Translati
 
 
 class TranscriptionStream:
-    """A running transcription. `async with` starts the transcription, raises RefusedRequest or
-    UnavailableError if the engine refuses the request, and at the end aborts an unfinished
-    transcription."""
+    """A transcription that `async with` starts, and at the end aborts if it is not finished. Raises
+    RefusedRequest or UnavailableError if the engine refuses the request."""
 
     def __init__(self, engine: AnyEngine, request: TranscribeRequest) -> None:
         self._engine, self._request = engine, request

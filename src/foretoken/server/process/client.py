@@ -1,6 +1,6 @@
-"""Client of an engine's process. In the HTTP process, the client starts the engine's process, sends
-requests over a pipe and receives outputs. If the engine's process dies, its requests fail and the
-client starts a new process."""
+"""Client of an engine's process, for the HTTP process. The client starts the engine's process,
+sends requests over a pipe and receives outputs. If the engine's process dies, its requests fail and
+the client starts a new process."""
 
 from __future__ import annotations
 
@@ -380,8 +380,8 @@ class EngineClient:
 
 
 def _find_deepest_argument(message: ToEngine) -> str | None:
-    """Return the name of the request's or query's argument that is nested too deeply to be pickled;
-    None if there is no such argument."""
+    """Return the name of an argument of the request or query that is nested too deeply to be
+    pickled; None if there is no such argument."""
     arguments: dict[str, Any] = getattr(message, "arguments", {})
     if isinstance(message, Add) and isinstance(request := message.request, GenerateRequest):
         request_fields = {each.name: getattr(request, each.name) for each in fields(request)}

@@ -2,8 +2,8 @@
 engine: if a replica dies, its requests continue on another replica. `ServedModels` maps each served
 model name to its engine.
 
-Apart from the base model, each served model is the base model with an adapter merged in. Its engine
-shares nothing with the other engines.
+Each served model other than the base model is the base model with an adapter merged in. The engines
+of served models share nothing.
 """
 
 from __future__ import annotations
@@ -94,8 +94,7 @@ def _flatten_content(message: dict[str, Any]) -> str:
 
 
 def _sum_property(name: str) -> Any:
-    """Return a property of EngineFleet: the sum of an attribute over the fleet's current engines
-    and the engines that have ended."""
+    """Return a property of EngineFleet: the sum of an attribute over current and ended engines."""
 
     def add(fleet: EngineFleet) -> int:
         return sum(getattr(each, name) for each in fleet.engines) + fleet.ended_totals[name]
@@ -265,8 +264,7 @@ class EngineFleet:
         return best if count_prefilled(best) > MIN_PREFIX_SHARE * len(prefix) else least_busy
 
     async def _start_others(self) -> None:
-        """Start the other engines once the first engine is ready, with the costs that the first
-        engine measured."""
+        """Start the other engines once the first engine is ready, with its measured costs."""
         first = self._clients[0]
         if await wait_until_settled(first) != "ready":  # the others could not start either
             return

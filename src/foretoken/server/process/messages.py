@@ -141,8 +141,8 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class ReplyFacts:
-    """Format of a model's replies. If the tokenizer has its own response `template`, it parses
-    replies that need not contain calls; all other replies are parsed in `format`."""
+    """Format of a model's replies. Replies that must contain calls, and all replies without a
+    `template` of the tokenizer, are parsed in `format`; other replies are parsed by `template`."""
 
     format: str  # name of a format in `text.replies`
     is_known: bool = False  # whether the chat template uses `format`; if not, it is a default
@@ -174,8 +174,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """Message from the engine: the process ends, as the models cannot be loaded because of
-    `message`."""
+    """Message from the engine: the models cannot be loaded (`message`), so the process ends."""
 
     message: str
 

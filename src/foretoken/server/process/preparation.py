@@ -93,7 +93,7 @@ class RequestPreparer:
             return Accepted(id, len(ids), tail=tail, prompt_ids=reported_ids), []
         prompt, tokenizer = request.prompt, self.spec.tokenizer
         if tokenizer is None:
-            raise InputError("echo needs a tokenizer, which the model lacks; leave out echo")
+            raise InputError("echo needs a tokenizer, but there is none; leave out echo")
         if not isinstance(prompt, str):
             prompt = decode(tokenizer, ids)
         logprobs = request.controls.get("prompt_logprobs") is not None
@@ -119,9 +119,7 @@ class RequestPreparer:
         """Return the sampling option `bad_words_ids` that bans words: the token ids of each word,
         with and without a leading space."""
         if self.spec.tokenizer is None:
-            raise InputError(
-                "bad_words needs a tokenizer, which the model lacks; leave out bad_words"
-            )
+            raise InputError("bad_words needs a tokenizer, but there is none; leave out bad_words")
         spelled = [
             self.spec.inputs.tokenize_prediction(lead + text)
             for text in words
@@ -207,8 +205,8 @@ class PromptEncoder:
         return room if default is None else min(room, default)
 
     def _require_short(self, prompt: Prompt, name: str) -> None:
-        """Raise TooLongError if the number of characters proves that a prompt exceeds the context
-        length. Tokenizing some MB to find that out would take seconds."""
+        """Raise TooLongError if a prompt has too many characters for the context length: tokenizing
+        some MB to count the tokens would take seconds."""
         if isinstance(prompt, list) and not is_chat(prompt):
             self._require_fit(prompt, name)
             return

@@ -76,8 +76,8 @@ class ReplyPreparer:
         return "tools" in self.template
 
     def build_messages(self, request: GenerateRequest) -> Any:
-        """Return the prompt of a request. If the request has tools and the template does not list
-        tools, they are added to the system message."""
+        """Return the prompt of a request. Tools that the template does not list are added to the
+        system message."""
         if (
             request.reply_requirements is None
             or not request.reply_requirements.functions
