@@ -246,8 +246,8 @@ def _top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def _top_p(scores: Tensor, top_p: float) -> Tensor:
-    """Mask out the lowest scores, up to a total probability of 1 - top_p. Of equal scores, those of
-    lower ids are masked out first. The highest score is never masked out."""
+    """Mask out the lowest scores, up to a total probability of 1 - top_p. Among equal scores,
+    scores of lower ids are masked out first. The highest score is never masked out."""
     edge, tied = _find_top_p_edge(scores, top_p)
     return _mask_out(scores, (scores < edge) | _keep_first(scores == edge, tied))
 

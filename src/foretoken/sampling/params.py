@@ -492,7 +492,7 @@ def _require_agreement(params: SamplingParams) -> None:
     if min_new_tokens > params.max_new_tokens:
         raise RefusedError(
             f"min_new_tokens={format_value(min_new_tokens)} is above "
-            f"max_new_tokens={format_value(params.max_new_tokens)}; lower min_new_tokens"
+            f"max_new_tokens={format_value(params.max_new_tokens)}; lower the minimum"
         ).with_option("min_new_tokens")
     count = format_value(params.num_return_sequences)
     if params.num_return_sequences > MAX_RETURN_SEQUENCES:
