@@ -22,12 +22,12 @@ class StepRecord:
         overlaps: beta, sum min(p, q), at every draft token that was verified, including the first
             rejected one.
         draft_calls: Number of draft forwards.
-        draft_seconds: Time of drafting, of the whole batch.
-        score_seconds: Time of the target's forward, of the whole batch.
-        verify_seconds: Time of the verification, of the whole batch.
+        draft_seconds: Seconds of drafting for the whole batch.
+        score_seconds: Seconds of the target's forward for the whole batch.
+        verify_seconds: Seconds of the verification for the whole batch.
         rows: Number of sequences in the step's batch.
         biases: Total variation distance from the target at each verified draft token; () if exact.
-        padding: Padding positions in the target's forward, of the whole batch.
+        padding: Number of padding positions in the target's forward for the whole batch.
         predicted: True if the draft tokens come from the request's prediction, from the sequence
             itself or from its grammar, not from the drafter.
         grade: The drafter's confidence in its draft tokens before verification: for a look-up, 0
@@ -70,26 +70,26 @@ class Stats:
     Times are those of the sequence's whole batch, from the start of the sequence's prefill.
 
     Attributes:
-        target_calls: Target forwards, without those of the prefill before the first step.
-        draft_calls: Draft forwards.
-        drafted: Draft tokens.
-        accepted: Draft tokens that were accepted.
-        rounds: Steps.
-        alpha: The mean over verified draft tokens of sum min(p, q) (paper, Corollary 3.6), or with
-            a lenience l of sum min(p / l, q); None if no draft token was verified.
+        target_calls: Number of target forwards, not counting the prefill before the first step.
+        draft_calls: Number of draft forwards.
+        drafted: Number of draft tokens.
+        accepted: Number of draft tokens that were accepted.
+        rounds: Number of steps.
+        alpha: Mean of sum min(p, q) over all verified draft tokens (paper, Corollary 3.6); with a
+            lenience l, mean of sum min(p / l, q). None if no draft token was verified.
         accepted_per_drafted: accepted / drafted, which differs from alpha; None if drafted is 0.
         tokens_per_call: New tokens for each target forward.
         seconds: Time until the end of the last step.
         prefill_seconds: Time of the target's prefill before the first step. The first step often
-            prefills the end of the prompt, which is not counted here.
+            prefills the end of the prompt; this time is not included.
         first_seconds: Time until the end of the first step.
         runtime: The target's backend.
         draft_runtime: The drafter's backend.
         cached_tokens: Prompt tokens found in the prefix cache.
         bias: Mean total variation distance from the target's distribution per new token; 0: exact.
         draft_prefill_seconds: Time of the drafter's prefill, usually after the first step.
-        encoder_seconds: The part of prefill_seconds that the target's encoder took.
-        draft_encoder_seconds: The part of draft_prefill_seconds that encoders took.
+        encoder_seconds: Time of the target's encoder, included in prefill_seconds.
+        draft_encoder_seconds: Time of encoders, included in draft_prefill_seconds.
         prefill_end_seconds: Time until the end of the first step and of the drafter's prefill.
 
     Examples:

@@ -212,8 +212,8 @@ def as_decay(name: str, value: Any) -> tuple[int, float]:
 
 
 def as_callables(name: str, value: Any) -> tuple[Any, ...]:
-    """Return the callables in a value, which is a single callable or a list of them. A list that is
-    callable itself, such as transformers' processor lists, counts as a list."""
+    """Return the callables in a value, which is a callable or a list of callables. A list that is
+    itself callable, such as transformers' processor lists, counts as a list."""
     objects = list(value) if isinstance(value, list | tuple) else [value]
     for each in cast(list[Any], objects):
         if isinstance(each, type) or not callable(each):

@@ -28,7 +28,7 @@ def rejection(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcom
     """Rejection sampling with a single attempt: accept x with probability p(x) / (M q(x)), M = max
     p/q, else sample from p itself (appendix A.2, "non-iterative").
 
-    On average it accepts a draft token with probability 1/M = min q/p. This is 0 if q is 0 at a
+    On average it accepts a draft token with probability 1/M = min q/p. 1/M is 0 if q is 0 at a
     token with p > 0. So if q is one-hot, a draft token is accepted only if p is one-hot on it.
     """
     G = x.shape[1]

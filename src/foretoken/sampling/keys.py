@@ -51,9 +51,9 @@ def draw_exponentials(key: SequenceKey, position: int, count: int) -> np.ndarray
 
 
 def derive_key(key: SequenceKey, length: int, offset: int) -> SequenceKey:
-    """Return the key for the inner steps of a drafter (a cascade). It consists of random numbers
-    with the name (key, length, offset), so that the inner steps of every outer step, at any depth,
-    have new numbers."""
+    """Return the key for the inner steps of a drafter (a cascade). This key consists of random
+    numbers with the name (key, length, offset), so that the inner steps of every outer step, at any
+    depth, have new numbers."""
     seed, row = _bits(key, length, offset, Purpose.WITHIN).random_raw(2).tolist()
     return SequenceKey(seed >> 1, row >> 1)
 

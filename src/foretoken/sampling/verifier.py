@@ -196,8 +196,8 @@ class TemperatureVerifier:
 
 @dataclass(frozen=True, slots=True)
 class CustomRule:
-    """An acceptance method of the user. Its exceptions become a RefusedError, which fails only the
-    requests that use the method."""
+    """An acceptance method of the user. An exception in the method becomes a RefusedError, which
+    fails only the requests that use the method."""
 
     rule: Rule
 

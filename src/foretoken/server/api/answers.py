@@ -235,8 +235,8 @@ class ChoicesAnswer(Answer[RequestT]):
         raise NotImplementedError
 
     def build_first_delta(self, output: GeneratedOutput) -> dict[str, Any] | None:
-        """Return, like `build_delta`, the choice in a chunk before the first step of an output;
-        None: no such chunk is sent."""
+        """Return the choice in the chunk before an output's first step, like `build_delta`; None if
+        no such chunk is sent."""
         raise NotImplementedError
 
     def build_delta(self, i: int, part: StepOutput) -> dict[str, Any]:
@@ -386,9 +386,9 @@ def format_logprob(token: TokenLogprob) -> dict[str, Any]:
 
 
 def format_prompt_logprobs(prompt: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
-    """Return a prompt's logprobs in vLLM's format: for each position a dict of logprobs by token
-    id: of the prompt's token and of the most probable tokens. The first token has no logprob, so
-    its entry is None."""
+    """Return a prompt's logprobs in vLLM's format: for each position a dict from token ids to the
+    logprobs of the prompt's token and of the most probable tokens. The first token has no logprob,
+    so its entry is None."""
     entries: list[dict[str, Any] | None] = [None]
     for each in prompt:
         entry = {str(each.id): _format_ranked(each.logprob, each.rank, each.text)}

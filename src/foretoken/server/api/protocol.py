@@ -41,7 +41,7 @@ MAX_ENTRIES_BY_FIELD = {"allowed_token_ids": 1024, "logit_bias": 1024, "stop_tok
 
 
 class StrictModel(BaseModel):
-    """Base of all JSON objects in requests, which refuses unknown fields."""
+    """Base of all JSON objects in requests. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -251,7 +251,7 @@ class ApiRequest(SamplingFields):
 
     @property
     def prompts(self) -> Sequence[Prompt]:
-        """Return the prompts; `n` outputs are generated for each."""
+        """Return the prompts; `n` outputs are generated for each prompt."""
         raise NotImplementedError
 
     @property
@@ -281,7 +281,7 @@ class ApiRequest(SamplingFields):
 
     @property
     def template_variables(self) -> dict[str, Any] | None:
-        """Return variables that the request sets for the chat template; None if it sets none."""
+        """Return the variables for the chat template; None if there are no variables."""
         return None
 
     def require(self) -> None:

@@ -50,8 +50,8 @@ class TokenizeRequest(Body):
 
     @property
     def template_variables(self) -> dict[str, Any] | None:
-        """Return the variables that the request sets for the chat template; None if it sets none.
-        Raises BadRequestError if the variables are too long."""
+        """Return the variables for the chat template; None if there are no variables. Raises
+        BadRequestError if the variables are too long."""
         require_small(self.chat_template_kwargs, "chat_template_kwargs", MAX_VARIABLES_CHARACTERS)
         variables = dict(self.chat_template_kwargs or {})
         if self.tools:

@@ -114,7 +114,8 @@ def spawn(setup: EngineSetup) -> Child:
 
 
 def run_engine_process(pipe: Connection, setup: EngineSetup) -> None:
-    """Run an engine: the main function of the engine's process. `pipe`: to the HTTP process."""
+    """Run an engine: the main function of the engine's process. `pipe` leads to the HTTP
+    process."""
     # A terminal sends these signals to both processes, but the HTTP process ends the engine's
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)

@@ -387,8 +387,8 @@ class ServedModels:
         return dict(sum((Counter(each.states) for each in self.engines.values()), Counter[str]()))
 
     async def _start_others(self) -> None:
-        """Start the engines of the other models one after another, each once the engine before it
-        is ready."""
+        """Start the engines of the other models one after another: each starts once the engine
+        before it is ready."""
         for name, engine in self.engines.items():
             if name != self.base:
                 engine.start()

@@ -112,7 +112,7 @@ AnyRequest = GenerateRequest | TranscribeRequest
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Message to the engine: start a request, under an id that is not in use."""
+    """Message to the engine: start a request, with an id that is not in use."""
 
     id: int
     request: AnyRequest
@@ -127,7 +127,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Message to the engine: answer a query, with the method of `Queries` called `name`."""
+    """Message to the engine: answer a query. `name`: the method of `Queries` that answers."""
 
     id: int
     name: Query

@@ -146,8 +146,8 @@ class TooLongError(InputError):
 
 
 class PromptEncoder:
-    """Encodes prompts for one target. Raises TooLongError for prompts longer than `context`, the
-    context length; None: no limit."""
+    """Encodes prompts for one target. Raises TooLongError for a prompt that exceeds the context
+    length `context`; None: no limit."""
 
     def __init__(self, spec: Speculator, context: int | None, media: MediaSandbox) -> None:
         self.spec, self.context, self.media = spec, context, media

@@ -39,7 +39,7 @@ class SpecDecodeStats:
                 self.alpha = ALPHA_DECAY * earlier + (1 - ALPHA_DECAY) * overlap
 
     def compute_rates(self) -> dict[str, Any]:
-        """Return the sums and rates for /v1/speculation. Rates are None if unknown."""
+        """Return the sums and rates for /v1/speculation. A rate that is not known yet is None."""
         return {
             "active": self.drafted > 0 if self.steps else None,
             "alpha": self.alpha,
