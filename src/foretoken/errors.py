@@ -64,7 +64,7 @@ class InputError(ForetokenError, ValueError):
         >>> foretoken.SamplingParams(top_p=2)
         Traceback (most recent call last):
             ...
-        foretoken.errors.InputError: top_p is 2.0; give a number in (0, 1], 1 being off
+        foretoken.errors.InputError: top_p is 2.0; give a number in (0, 1]; 1 is off
     """
 
 
@@ -85,7 +85,7 @@ class RefusedError(ForetokenError):
         >>> foretoken.SamplingParams(min_new_tokens=9, max_new_tokens=8)
         Traceback (most recent call last):
             ...
-        foretoken.errors.RefusedError: min_new_tokens=9 is above max_new_tokens=8; give at most that
+        foretoken.errors.RefusedError: min_new_tokens=9 is above max_new_tokens=8; lower the minimum
     """
 
 

@@ -1,6 +1,6 @@
-"""Records of the steps of a sequence, and their statistics: the only instrumentation there is.
+"""Records of the steps of a sequence, and the statistics that are computed from these records.
 
-Imports no torch, because an engine's process sends records to processes that do not import torch.
+This module imports no torch, as an engine's process sends records to processes without torch.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ class StepRecord:
     Attributes:
         gamma: Maximum number of draft tokens.
         draft_tokens: The draft tokens.
-        accepted: How many of them were accepted.
-        new_tokens: The output tokens of the step: the accepted draft tokens and the target's own
-            token, up to a stop.
+        accepted: Number of draft tokens that were accepted.
+        new_tokens: Output tokens of the step: the accepted draft tokens and one token of the
+            target, up to the token that ends the sequence, if any.
         overlaps: beta, sum min(p, q), at every draft token that was verified, including the first
             rejected one.
-        draft_calls: Draft forwards.
-        draft_seconds: Time of drafting, of the whole batch.
-        score_seconds: Time of the target's forward, of the whole batch.
-        verify_seconds: Time of the verification, of the whole batch.
-        rows: How many sequences shared the step.
-        biases: Total variation from the target's distribution at each token; () if exact.
-        padding: Padding positions in the target's forward, of the whole batch.
+        draft_calls: Number of draft forwards.
+        draft_seconds: Seconds of drafting for the whole batch.
+        score_seconds: Seconds of the target's forward for the whole batch.
+        verify_seconds: Seconds of the verification for the whole batch.
+        rows: Number of sequences in the step's batch.
+        biases: Total variation distance from the target at each verified draft token; () if exact.
+        padding: Number of padding positions in the target's forward for the whole batch.
         predicted: True if the draft tokens come from the request's prediction, from the sequence
             itself or from its grammar, not from the drafter.
-        grade: How far the drafter trusted its draft tokens beforehand: for a look-up, 0 without a
-            match, 1 after a short match, 2 after a longer one; 0 for drafters that do not grade,
-            and if gamma is fixed.
+        grade: The drafter's confidence in its draft tokens before verification: for a look-up, 0
+            without a match, 1 after a short match, 2 after a longer match; 0 if the drafter reports
+            no confidence or gamma is fixed.
 
     Examples:
         >>> import foretoken
@@ -67,29 +67,29 @@ class StepRecord:
 class Stats:
     """Costs and acceptance of a completion.
 
-    Times are those of the batch that the sequence was in, from the start of its prefill.
+    Times are those of the sequence's whole batch, from the start of the sequence's prefill.
 
     Attributes:
-        target_calls: Target forwards, without those of the prefill before the first step.
-        draft_calls: Draft forwards.
-        drafted: Draft tokens.
-        accepted: Draft tokens that were accepted.
-        rounds: Steps.
-        alpha: The mean over verified draft tokens of sum min(p, q) (paper, Corollary 3.6), or with
-            a lenience l of sum min(p / l, q); None if no draft token was verified.
-        accepted_per_drafted: accepted / drafted, which is not alpha; None if drafted is 0.
+        target_calls: Number of target forwards, not counting the prefill before the first step.
+        draft_calls: Number of draft forwards.
+        drafted: Number of draft tokens.
+        accepted: Number of draft tokens that were accepted.
+        rounds: Number of steps.
+        alpha: Mean of sum min(p, q) over all verified draft tokens (paper, Corollary 3.6); with a
+            lenience l, mean of sum min(p / l, q). None if no draft token was verified.
+        accepted_per_drafted: accepted / drafted, which differs from alpha; None if drafted is 0.
         tokens_per_call: New tokens for each target forward.
         seconds: Time until the end of the last step.
         prefill_seconds: Time of the target's prefill before the first step. The first step often
-            prefills the end of the prompt, which is not counted here.
+            prefills the end of the prompt; this time is not included.
         first_seconds: Time until the end of the first step.
         runtime: The target's backend.
         draft_runtime: The drafter's backend.
         cached_tokens: Prompt tokens found in the prefix cache.
-        bias: Total variation from the target's distribution, the mean over tokens; 0 is exact.
+        bias: Mean total variation distance from the target's distribution per new token; 0: exact.
         draft_prefill_seconds: Time of the drafter's prefill, usually after the first step.
-        encoder_seconds: The part of prefill_seconds that the target's encoder took.
-        draft_encoder_seconds: The part of draft_prefill_seconds that encoders took.
+        encoder_seconds: Time of the target's encoder, included in prefill_seconds.
+        draft_encoder_seconds: Time of encoders, included in draft_prefill_seconds.
         prefill_end_seconds: Time until the end of the first step and of the drafter's prefill.
 
     Examples:
@@ -130,6 +130,6 @@ class Stats:
 
 
 class PartialOutput(NamedTuple):
-    """The beginning of an output that another engine has generated, as the records of its steps."""
+    """The beginning of an output, as records of the steps in which another engine generated it."""
 
     steps: list[StepRecord]

@@ -24,7 +24,7 @@ FinishReason = Literal["stop", "length", "interrupted", "error"]
 class Request:
     """The input of one sequence: its prompt as token ids, its limits, sampling params and key."""
 
-    prompt: list[int]  # the decoder's; for an encoder-decoder usually its start token
+    prompt: list[int]  # of the decoder; for an encoder-decoder usually its start token
     limit: int  # maximum number of new tokens
     key: SequenceKey
     eos: frozenset[int] = frozenset()
@@ -34,13 +34,12 @@ class Request:
     salt: str = ""  # only sequences of the same salt share cached prefixes
     prediction: tuple[int, ...] = ()  # the output that the caller expects
     media: Media | None = None  # part of the prompt, or encoder input in place of `source`
-    # ids in `eos` that are stop strings: before min_new_tokens they may be generated and do not
-    # stop
+    # ids in `eos` that are stop strings: they do not stop the sequence before min_new_tokens
     late_eos: frozenset[int] = frozenset()
 
 
 class SequenceControls(LogitShaper, Protocol):
-    """Sampling controls of a sequence: they change its logits depending on its tokens."""
+    """Sampling controls of a sequence, which change its logits depending on its tokens."""
 
     def commit(self, tokens: list[int]) -> None:
         """Append tokens to the sequence."""
@@ -62,20 +61,20 @@ class StopCondition(Protocol):
     """A stop condition other than an EOS id: stop strings or a user's stopping criterion."""
 
     def append_token(self, token: int) -> str | None:
-        """Append a token; return the reason if the sequence stops with it, else None. Raises
-        ControlError if a user's criterion fails."""
+        """Append a token. Return the stop reason if the sequence stops with this token, else None.
+        Raises ControlError if a user's criterion fails."""
         ...
 
     def close(self) -> str | None:
-        """Check the characters that were withheld so far, as the sequence ends; return the reason
-        if they stop the sequence, else None."""
+        """At the end of the sequence, check the characters that were withheld so far. Return the
+        stop reason if these characters stop the sequence, else None."""
         ...
 
 
 class StepLogits(NamedTuple):
     """The logits that a step's n tokens were sampled from."""
 
-    raw: Tensor  # [n, V], the target's
+    raw: Tensor  # [n, V], the target's logits
     shaped: Tensor  # [n, V], after the sequence's controls
 
 
@@ -90,14 +89,14 @@ class SequenceStatus(Enum):
 
 @dataclass(slots=True)
 class SequenceState:
-    """The state of a sequence: `tokens` holds prompt and output; all but the last `num_pending` are
-    in the target's cache."""
+    """The state of a sequence: `tokens` holds the prompt and the output; all tokens but the last
+    `num_pending` are in the target's cache."""
 
     request: Request
     tokens: list[int]
     records: list[StepRecord] = field(default_factory=list[StepRecord])
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None  # the id, string or criterion that stopped it
+    stop_reason: int | str | None = None  # the id, string or criterion that stopped the sequence
     error: RefusedError | None = None
     controls: SequenceControls | None = None
     stop_conditions: list[StopCondition] = field(default_factory=list[StopCondition])
@@ -115,11 +114,11 @@ class SequenceState:
     in_batch: bool = False
     cached: int = 0  # prompt tokens found in the prefix cache
     output_predictor: OutputPredictor | None = None
-    drafting_disabled: bool = False  # True after draft tokens have made its logits invalid
-    # its length when it was last prefilled again because of invalid logits of the draft model
+    drafting_disabled: bool = False  # True after draft tokens made the target's logits invalid
+    # the sequence's length when invalid draft logits last caused it to be prefilled again
     last_retry_length: int = 0
-    grade: int = 0  # how far its next draft tokens are trusted: an index into `Drafter.priors`
-    # True: draft tokens come from `output_predictor`, or from the drafter if it has none
+    grade: int = 0  # confidence in the next draft tokens: an index into `Drafter.priors`
+    # True: draft tokens come from `output_predictor`; if it has none, from the drafter
     uses_prediction: bool = True
     start_time: float = 0.0  # when it first joined a batch, by `perf_counter`; 0: not yet
 
@@ -132,7 +131,7 @@ class SequenceState:
         return SequenceStatus.RUNNING if self.num_pending == 1 else SequenceStatus.PREFILLING
 
     def raise_error(self, number: int) -> None:
-        """Raise the sequence's error, if it has failed; the message names its row `number`."""
+        """Raise the sequence's error, if there is one; the message begins with the row `number`."""
         if self.error is not None:
             raise type(self.error)(f"row {number}: {self.error}")
 
@@ -191,13 +190,13 @@ class SequenceState:
 
     @property
     def visible_tokens(self) -> list[int]:
-        """The output without the id that stopped it, unless `include_stop_string` is set."""
+        """The output, without a final stop id unless `include_stop_string` is set."""
         stopped = isinstance(self.stop_reason, int) and not self.request.params.include_stop_string
         return self.new_tokens[:-1] if stopped else self.new_tokens
 
     def commit(self, tokens: list[int]) -> list[int]:
-        """Append `tokens` up to the sequence's limit or the first token that stops it. Return the
-        appended tokens. At the end of the sequence, set `finish_reason`."""
+        """Append `tokens` up to the sequence's limit or the first token that stops the sequence.
+        Return the appended tokens. Set `finish_reason` if the sequence ends."""
         before = len(self.tokens)
         for token in tokens[: self.num_remaining]:
             if self.finish_reason is not None:
@@ -214,7 +213,7 @@ class SequenceState:
         return new
 
     def _check_stop(self, token: int) -> None:
-        """Finish the sequence if this token stops it or makes a stop condition fail."""
+        """Finish the sequence if `token` stops the sequence or makes a stop condition fail."""
         stops = token in self.request.eos and not self._ignores_stop_string(token)
         if not stops or self.request.params.include_stop_string:
             for ending in self.stop_conditions:
@@ -229,8 +228,8 @@ class SequenceState:
             self._stop(token)
 
     def _ignores_stop_string(self, token: int) -> bool:
-        """Return whether `token`, the last one, is a stop string that does not stop the sequence
-        yet because of min_new_tokens."""
+        """Return whether `token`, the sequence's last token, is a stop string that does not stop
+        the sequence yet because of min_new_tokens."""
         count = len(self.tokens) - len(self.request.prompt)
         min_new_tokens = self.request.params.min_new_tokens or 0
         return token in self.request.late_eos and count <= min_new_tokens
@@ -240,8 +239,8 @@ class SequenceState:
             self.finish_reason, self.stop_reason = "stop", reason
 
     def roll_back(self, num_tokens: int, num_records: int, num_logprobs: int) -> None:
-        """Undo an interrupted step by truncating to these lengths. The sequence cannot continue, as
-        its controls and stop conditions are not undone."""
+        """Undo an interrupted step: truncate the tokens, records and logprobs to these lengths. The
+        sequence cannot continue, as its controls and stop conditions are not undone."""
         del self.tokens[num_tokens:], self.records[num_records:], self.logprobs[num_logprobs:]
         self.finish_reason = self.stop_reason = self.error = None
 
@@ -259,7 +258,7 @@ class SequenceState:
 
 
 class SteadySteps(NamedTuple):
-    """Steps of a sequence, with the number of their tokens and their seconds in total."""
+    """Some steps of a sequence, and the tokens and seconds of all these steps together."""
 
     tokens: int
     seconds: float
@@ -277,7 +276,7 @@ class Completion:
         seed: The sequence's key; `seed=[completion.seed]` generates the same output again.
         stats: Costs and acceptance.
         steps: A record of every step.
-        stop_reason: The id, string or criterion that stopped it, if finish_reason is "stop".
+        stop_reason: The id, string or criterion that stopped the sequence, or None.
         error: The error's message, if finish_reason is "error".
         logprobs: The logprobs of every token; None if not requested.
         prompt_logprobs: The logprobs of the prompt's tokens after the first; None if not requested.
@@ -305,8 +304,8 @@ class Completion:
     def steady(self) -> SteadySteps:
         """Tokens, seconds and records of the steps after the first, without the drafter's prefill.
 
-        The first step is left out because it often prefills the end of the prompt. It is included
-        if there is no other step.
+        The first step is left out because it often prefills the end of the prompt; if it is the
+        only step, it is included.
         """
         tokens, seconds = len(self.tokens), self.stats.seconds
         if len(self.steps) < 2:
@@ -327,7 +326,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New output in a stream; the pieces of a sequence concatenate to its completion.
+    """New output in a stream. All pieces of a sequence, joined, are its completion.
 
     Attributes:
         text: The new characters; None without a tokenizer.
@@ -350,7 +349,7 @@ class Piece:
 
 
 def compute_stats(seq: SequenceState, runtime: str, draft_runtime: str) -> Stats:
-    """Return the statistics of a sequence, from its records."""
+    """Compute a sequence's statistics from its records. `runtime`: the target's backend."""
     records = seq.records
     drafted = sum(r.drafted for r in records)
     accepted = sum(r.accepted for r in records)
@@ -379,8 +378,8 @@ def compute_stats(seq: SequenceState, runtime: str, draft_runtime: str) -> Stats
 
 
 def require_uninterrupted(completions: list[Completion]) -> list[Completion]:
-    """Return `completions` unchanged. Raises KeyboardInterrupt if one of them was interrupted,
-    because its times and tokens are incomplete."""
+    """Return `completions` unchanged. Raises KeyboardInterrupt if one of them was interrupted: the
+    times and tokens of an interrupted completion are incomplete."""
     if any(each.finish_reason == "interrupted" for each in completions):
         raise KeyboardInterrupt
     return completions

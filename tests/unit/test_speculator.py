@@ -167,7 +167,7 @@ def test_numbers_of_numpy_and_fractions_are_numbers():
             {"rule": "greedy"},
             "rule is 'greedy'; give one of speculative, block, match, rejection, coupled",
         ),
-        ({"lenience": 0.0}, "lenience is 0.0; give a number from 1e-30 to 1, 1 being exact"),
+        ({"lenience": 0.0}, "lenience is 0.0; give a number from 1e-30 to 1; 1 is exact"),
         ({"seed": -1}, "seed is -1"),
         ({"seed": 2**63}, "seed is 9223372036854775808"),
         ({"seed": [1, 2]}, "seed has 2 entries for 1 prompts"),

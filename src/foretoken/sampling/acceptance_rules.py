@@ -2,11 +2,12 @@
 2.3).
 
 A rule is a pure function `rule(p, q, x, lengths) -> Outcome`. It samples nothing, but returns two
-distributions: that of n, the number of accepted draft tokens, and that of the next token given n.
-The verifier samples from both. A test can therefore prove a rule lossless by enumeration.
+distributions: the distribution of n, the number of accepted draft tokens, and the distribution of
+the next token given n. The verifier samples from both distributions. A test can therefore prove a
+rule lossless by enumeration.
 
-Shapes: p [B, G+1, V], q [B, G, V] or None (certain draft tokens), x [B, G], lengths [B] (draft
-tokens per sequence). Entries past a sequence's length are padding and have no influence.
+Shapes: p [B, G+1, V], q [B, G, V] or None (q is one-hot on x), x [B, G] (draft tokens), lengths [B]
+(draft tokens per sequence). Entries past a sequence's length are padding and have no influence.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ Rule = Callable[[Tensor, Tensor | None, Tensor, Tensor], Outcome]
 
 
 def verify_without_draft(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
-    """Return the outcome for blocks without draft tokens, in few operations. It is the same for all
-    rules: the next token has distribution p."""
+    """Return the outcome for blocks without draft tokens, in few operations. All rules have this
+    outcome: the next token has distribution p."""
     one = torch.ones(len(x), 1, dtype=torch.float64, device=x.device)
     return Outcome(one[:, :0], p, q, x, lengths, one)
 
@@ -87,8 +88,8 @@ def block(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
     """Block verification (Sun et al. 2025, arXiv 2403.10444): verify the draft tokens of a block
     jointly.
 
-    On average it accepts at least as many draft tokens as `speculative`; the output has the same
-    distribution.
+    On average this rule accepts at least as many draft tokens as `speculative`; outputs have the
+    same distribution with both rules.
     """
     G = x.shape[1]
     if not G:
@@ -134,14 +135,13 @@ def _pick_rows(distributions: Tensor, rows: Tensor, i: Tensor) -> Tensor:
 
 
 def count_greedy(best: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
-    """Return n at temperature 0, the same for all rules: the number of leading draft tokens that
-    equal the argmax ids `best [B, G+1]`."""
+    """Return n, `[B]`, at temperature 0 for any rule: the number of draft tokens before the first
+    draft token that differs from the argmax ids `best [B, G+1]`."""
     return count_leading(best[:, : x.shape[1]] == x, lengths)
 
 
 def count_leading(accepted: Tensor, lengths: Tensor) -> Tensor:
-    """Return n, `[B]`: the number of draft tokens before the first one that is False in `accepted
-    [B, G]`."""
+    """Return n, `[B]`: the number of draft tokens before the first False in `accepted [B, G]`."""
     return (accepted & find_drafted(accepted, lengths)).long().cumprod(1).sum(1)
 
 
@@ -166,8 +166,8 @@ EXACT_RULES: dict[str, Rule] = {"speculative": speculative, "block": block}
 
 
 def _gather_probabilities(distribution: Tensor | None, x: Tensor) -> Tensor:
-    """Return distribution(x), `[B, G]` in float64; 1 if `distribution` is None, for certain draft
-    tokens."""
+    """Return the probability of each draft token in x, `[B, G]` in float64; 1 if `distribution` is
+    None, which means one-hot on x."""
     if distribution is None:
         return torch.ones(x.shape, dtype=torch.float64, device=x.device)
     return distribution.gather(2, x[..., None]).squeeze(2).double()

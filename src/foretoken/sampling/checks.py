@@ -1,8 +1,8 @@
-"""Checks of sampling options: each takes an option's name and a caller's value, and returns the
+"""Checks of sampling options. A check takes an option's name and a caller's value. It returns the
 value in a hashable form, or raises an InputError that names the option and the remedy.
 
-A check is also the type of an option: the command line and the server derive from it how to parse
-the option. This module does not import torch.
+A check is also the type of an option: the command line and the server derive from the check how to
+parse the option. This module does not import torch.
 """
 # a caller's list or mapping has items of unknown types
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -28,7 +28,7 @@ class Structured(NamedTuple):
     """A grammar that the output must match."""
 
     kind: Grammar
-    grammar: str  # its source; for a choice, the strings as a JSON list
+    grammar: str  # the grammar's source; for a choice, the strings as a JSON list
 
 
 Check = Callable[[str, Any], Any]
@@ -64,8 +64,8 @@ class Number:
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """A check that a value is a whole number within bounds; it returns an int. `remedy`: as in
-    `Number`."""
+    """A check that a value is a whole number within bounds; it returns an int. `remedy` describes
+    the valid values in the error message."""
 
     remedy: str
     ge: int
@@ -89,8 +89,8 @@ SEED = Count(ge=0, le=2**63 - 1, remedy="a whole number in [0, 2**63)")
 
 @dataclass(frozen=True)
 class Choice:
-    """A check that a value is one of several strings. `remedy`: as in `Number`; by default the
-    message lists the strings."""
+    """A check that a value is one of several strings. `remedy` describes the valid strings in the
+    error message; if it is empty, the message lists the strings."""
 
     values: tuple[str, ...]
     remedy: str = ""
@@ -103,8 +103,8 @@ class Choice:
 
 
 def as_given(name: str, value: Any) -> Any:
-    """Return the value unchanged, for an option that is checked later: where it is used, or
-    together with other options."""
+    """Return the value unchanged, for an option that is checked later, when it is used or together
+    with other options."""
     return value
 
 
@@ -123,7 +123,7 @@ def _to_list(name: str, value: Any, remedy: str) -> list[Any]:
 
 def _check_token(name: str, value: Any) -> int:
     if not is_whole_number(value) or value < 0:
-        raise InputError(f"{name} holds {format_value(value)}; give ids, 0 or more")
+        raise InputError(f"{name} holds {format_value(value)}; give token ids, each 0 or more")
     return int(value)
 
 
@@ -141,7 +141,7 @@ def as_ids(name: str, value: Any) -> Ids:
 def _check_sequence(name: str, value: Any) -> Ids:
     ids = as_ids(name, value)
     if not ids:
-        raise InputError(f"{name} holds an empty sequence; give one or more ids in each")
+        raise InputError(f"{name} holds an empty sequence; give one or more ids in each sequence")
     return ids
 
 
@@ -187,7 +187,7 @@ def as_logit_bias(name: str, value: Any) -> Biases:
 
 
 def as_strings(name: str, value: Any) -> tuple[str, ...]:
-    strings = [value] if isinstance(value, str) else _to_list(name, value, "a string or a list")
+    strings = [value] if isinstance(value, str) else _to_list(name, value, "strings")
     for string in strings:
         if not isinstance(string, str) or not string:
             raise InputError(
@@ -197,7 +197,7 @@ def as_strings(name: str, value: Any) -> tuple[str, ...]:
 
 
 def as_decay(name: str, value: Any) -> tuple[int, float]:
-    pair = _to_list(name, value, "a start and a factor")
+    pair = _to_list(name, value, "(start, factor)")
     if (
         len(pair) != 2
         or not is_whole_number(pair[0])
@@ -205,20 +205,20 @@ def as_decay(name: str, value: Any) -> tuple[int, float]:
         or not 0 < to_float(pair[1]) < math.inf
     ):
         raise InputError(
-            f"{name} is {format_value(value)}; give (start, factor): 0 or more tokens, and a "
-            "number above 0"
+            f"{name} is {format_value(value)}; give (start, factor): start is a whole number from "
+            "0, factor is a number above 0"
         )
     return int(pair[0]), to_float(pair[1])
 
 
 def as_callables(name: str, value: Any) -> tuple[Any, ...]:
-    """Return the callables in a value, which is a single callable or a list of them. A list that is
-    callable itself, such as transformers' processor lists, counts as a list."""
+    """Return the callables in a value, which is a callable or a list of callables. A list that is
+    itself callable, such as transformers' processor lists, counts as a list."""
     objects = list(value) if isinstance(value, list | tuple) else [value]
     for each in cast(list[Any], objects):
         if isinstance(each, type) or not callable(each):
             raise InputError(
-                f"{name} holds {format_value(each)}; give functions or objects to call, not classes"
+                f"{name} holds {format_value(each)}; give functions or callables, not classes"
             )
     return tuple(objects)
 
@@ -228,7 +228,7 @@ def as_structured(name: str, value: Any) -> Structured:
         return value
     kinds = ", ".join(GRAMMARS)
     if not isinstance(value, Mapping) or len(value) != 1 or next(iter(value)) not in GRAMMARS:
-        raise InputError(f"{name} is {format_value(value)}; give a dict with one of {kinds}")
+        raise InputError(f"{name} is {format_value(value)}; give a dict with one key of {kinds}")
     kind, grammar = next(iter(cast(Mapping[Grammar, Any], value).items()))
     if kind == "choice":
         strings = as_strings(f"{name}'s choice", grammar)
@@ -240,7 +240,7 @@ def as_structured(name: str, value: Any) -> Structured:
             grammar = json.dumps(grammar)
         except (TypeError, ValueError) as error:
             raise InputError(
-                f"{name}'s json_schema is not valid JSON ({error}); give a schema"
+                f"{name}'s json_schema is not valid JSON ({error}); give a JSON schema"
             ) from None
     if not isinstance(grammar, str) or not grammar.strip():
         raise InputError(f"{name}'s {kind} is {format_value(grammar)}; give a non-empty string")
@@ -257,14 +257,14 @@ class ThinkingBudget(NamedTuple):
 
 
 def as_thinking_budget(name: str, value: Any) -> ThinkingBudget:
-    parts = _to_list(name, value, "a number of tokens and two lists of ids")
+    parts = _to_list(name, value, "(number of tokens, opening ids, closing ids)")
     if len(parts) != 3 or not is_whole_number(parts[0]) or parts[0] < 0:
         raise InputError(
-            f"{name} is {format_value(value)}; give (tokens, ids that open, ids that close)"
+            f"{name} is {format_value(value)}; give (number of tokens, opening ids, closing ids)"
         )
     opening, closing = (as_ids(name, ids) for ids in parts[1:])
     if not closing:
-        raise InputError(f"{name} has no closing ids; give one or more")
+        raise InputError(f"{name} has no closing ids; give one or more closing ids")
     return ThinkingBudget(int(parts[0]), opening, closing)
 
 

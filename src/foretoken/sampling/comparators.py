@@ -1,8 +1,8 @@
 """Acceptance methods that speculative sampling is compared with (paper, appendix A.2).
 
-Both preserve the target's distribution, as Algorithm 1 does, and accept each draft token with at
-most the probability with which Algorithm 1 accepts it. `theory.match_beta` and
-`theory.rejection_beta` compute their mean acceptance probabilities.
+Both methods preserve the target's distribution, as Algorithm 1 does. The methods accept a draft
+token with at most the probability with which Algorithm 1 accepts it; `theory.match_beta` and
+`theory.rejection_beta` compute the mean probabilities.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def match(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
     """Token matching ("sample and match"): sample y from p at every position, accept draft tokens
     as long as they equal y, and continue with the first y that differs.
 
-    It accepts x with probability p(x), on average sum p q; Algorithm 1 accepts with sum min(p, q).
-    It is computed as Algorithm 1 for certain draft tokens (q = None), which is equivalent: given
-    y != x, y has distribution p without x.
+    It accepts x with probability p(x), on average sum p q; Algorithm 1 accepts with probability sum
+    min(p, q) on average. The code uses Algorithm 1 with q one-hot on x (q = None), which is
+    equivalent: given y != x, y has the distribution p without x, normalized.
     """
     return speculative(p, None, x, lengths)
 
@@ -28,8 +28,8 @@ def rejection(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcom
     """Rejection sampling with a single attempt: accept x with probability p(x) / (M q(x)), M = max
     p/q, else sample from p itself (appendix A.2, "non-iterative").
 
-    On average it accepts a draft token with probability 1/M = min q/p. This is 0 if p has a token
-    that q lacks, so a certain draft token is accepted only if p is certain too.
+    On average it accepts a draft token with probability 1/M = min q/p. 1/M is 0 if q is 0 at a
+    token with p > 0. So if q is one-hot, a draft token is accepted only if p is one-hot on it.
     """
     G = x.shape[1]
     if q is None:

@@ -29,8 +29,8 @@ EXTRA_WARPERS_OFF = SamplingParams(1.0).standard[4:]  # typical, epsilon, eta: n
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """Return the distribution that a token is sampled from, `[..., V]` in float32 or float64.
 
-    For greedy params it is one-hot on the argmax, the lowest id on ties (which the paper leaves
-    open).
+    For greedy params, the distribution is one-hot on the argmax. On ties, which the paper does not
+    mention, the argmax is the lowest id.
     """
     if params.greedy:
         return one_hot(argmax_ids(logits), logits.shape[-1]).to(get_working_dtype(logits.dtype))
@@ -85,8 +85,8 @@ def argmax_ids(logits: Tensor) -> Tensor:
 
 def find_peaks(logits: Tensor, V: int | None = None) -> tuple[list[list[int]], list[list[float]]]:
     """Return the argmax ids of logits `[B, n, ..]` among the first V ids, and the logits of these
-    ids, as lists on the host. Such a logit is NaN or infinite exactly if the logits of its position
-    are invalid, so that no second pass over the logits is necessary to check them."""
+    ids, as lists on the host. The logit of an argmax id is NaN or infinite exactly if the logits of
+    its position are invalid, so no second pass over all logits is needed to check them."""
     scores = as_array(logits)[..., :V]
     best = cast(list[list[int]], scores.argmax(-1).tolist())  # the first NaN, if there is one
     rows = zip(scores, best, strict=True)
@@ -113,8 +113,8 @@ def sample(distributions: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -
     [0, 1) per row. Return the ids, `[B]`.
 
     An id of probability 0 is never returned, in spite of rounding. Raises NumericsError for an
-    invalid distribution. cdf: the result of `compute_cdf`, which is most of the cost, if the caller
-    has it.
+    invalid distribution. cdf: the result of `compute_cdf`, which takes most of the time; None:
+    computed here.
     """
     ids, masses = locate(distributions, uniforms, cdf)
     require_mass(_to_floats(masses))
@@ -125,8 +125,8 @@ def locate(
     distributions: Tensor, uniforms: Tensor, cdf: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return ids as `sample` does, and the total probability of each distribution, `[B]` each. The
-    caller passes the latter to `require_mass`: a check here would make the host wait for the
-    device. For an invalid distribution, any id may be returned."""
+    caller passes the total probabilities to `require_mass`: a check here would make the host wait
+    for the device. For an invalid distribution, any id may be returned."""
     if cdf is None and tokens.can_compute(distributions):
         return tokens.draw(distributions, uniforms)
     if distributions.is_cpu:
@@ -142,15 +142,15 @@ def locate(
 def _locate_on_host(
     distributions: Tensor, uniforms: Tensor, cdf: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Do as `locate` for CPU tensors, one row at a time with NumPy, which takes a tenth of torch's
-    time for small batches."""
+    """Do as `locate` for CPU tensors. For small batches, NumPy on one row at a time takes a tenth
+    of the time that torch takes."""
     rows, V = as_array(distributions), distributions.shape[-1]
     found: list[tuple[int, float]] = []
     for b, u in enumerate(cast(list[float], uniforms.tolist())):
         sums = rows[b].cumsum(dtype=np.float64) if cdf is None else cdf[b].numpy()
         total = float(sums[-1])
-        # The sum does not grow at an id of probability 0, so "right" never finds such an id, except
-        # after the end of the sum: therefore the mark stays below the total
+        # The sum does not grow at an id of probability 0, so "right" never finds such an id if the
+        # mark is below the total
         mark = min(u * total, math.nextafter(total, 0.0))
         found.append((min(int(sums.searchsorted(mark, "right")), V - 1), total))
     ids, masses = zip(*found, strict=True) if found else ((), ())
@@ -158,8 +158,9 @@ def _locate_on_host(
 
 
 def find_possible(distributions: Tensor, ids: Tensor) -> Tensor:
-    """Return, for each of `ids [B, 1]`, the id itself or the nearest lower one that has a
-    probability above 0 in `distributions [B, V]`; if there is none, the nearest higher one."""
+    """Return, for each of `ids [B, 1]`, the highest id that is not above it and has a probability
+    above 0 in `distributions [B, V]`; if there is none, the lowest id with a probability above
+    0."""
     V = distributions.shape[-1]
     every = torch.arange(V, device=distributions.device)
     key = torch.where(every <= ids, every, -1 - every)  # the maximum is the id to return
@@ -168,8 +169,8 @@ def find_possible(distributions: Tensor, ids: Tensor) -> Tensor:
 
 
 def require_mass(masses: list[float]) -> None:
-    """Raise NumericsError if one of the total probabilities is 0, infinite or NaN, which means that
-    a distribution that was sampled from is invalid."""
+    """Raise NumericsError if a total probability is 0, infinite or NaN: then a distribution from
+    which a token was sampled is invalid."""
     if not all(0 < mass < math.inf for mass in masses):
         raise NumericsError(
             "a distribution to sample from has no mass or holds NaN; check the logits or q"
@@ -179,8 +180,8 @@ def require_mass(masses: list[float]) -> None:
 def require_valid_logits(logits: Tensor, whose: str, starts: list[int], counts: list[int]) -> None:
     """Raise NumericsError for invalid `logits [B, n, V]`: NaN, +inf, or nothing but -inf.
 
-    It checks the first `counts[b]` positions of sequence b, which begin at position `starts[b]` of
-    the sequence. whose: "target" or "draft", for the message.
+    Only the first `counts[b]` positions of row b are checked. Position 0 of row b is position
+    `starts[b]` of the sequence. whose: "target" or "draft", for the message.
     """
     require_finite(cast(list[list[float]], logits.amax(-1).tolist()), whose, starts, counts)
 
@@ -192,9 +193,9 @@ def require_finite(
     counts: list[int],
     places: Sequence[int] | None = None,
 ) -> None:
-    """Do as `require_valid_logits`, given the largest logit of each position in `tops`: it is NaN
-    or infinite exactly if the logits of the position are invalid. places: rows in the batch, for
-    the message; None: 0, 1, ..."""
+    """Do as `require_valid_logits`, given the largest logit of each position in `tops`. This logit
+    is NaN or infinite exactly if the logits of the position are invalid. places: for the message,
+    the row of each sequence in the batch; None: 0, 1, ..."""
     if all(map(math.isfinite, chain.from_iterable(tops))):
         return
     for b, (row, count) in enumerate(zip(places or range(len(counts)), counts, strict=True)):
@@ -226,7 +227,7 @@ def mask_invalid(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def _max_logits(scores: NDArray[Any]) -> Tensor:
     """Return the largest score of each position, or NaN if one of its scores is NaN. NumPy's
-    argmax, used here, takes a tenth of the time of its max."""
+    argmax, used here, takes a tenth of the time of NumPy's max."""
     flat = scores.reshape(-1, scores.shape[-1])
     tops = [row[i] for row, i in zip(flat, flat.argmax(-1).tolist(), strict=True)]
     return torch.from_numpy(np.array(tops, scores.dtype).reshape(scores.shape[:-1]))
@@ -234,7 +235,7 @@ def _max_logits(scores: NDArray[Any]) -> Tensor:
 
 def is_known_finite(tops: Tensor) -> bool:
     """Return whether all of `tops` are finite and on the host. On a device, return False, because
-    reading them would make the host wait."""
+    reading `tops` would make the host wait."""
     # a list is faster than an array operation on a few numbers
     return tops.is_cpu and all(map(math.isfinite, _to_floats(tops.flatten())))
 
@@ -245,15 +246,15 @@ def _top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def _top_p(scores: Tensor, top_p: float) -> Tensor:
-    """Mask out the lowest scores, which together have a probability of at most 1 - top_p; of equal
-    scores, the lower ids first. The highest score always stays."""
+    """Mask out the lowest scores, up to a total probability of 1 - top_p. Among equal scores,
+    scores of lower ids are masked out first. The highest score is never masked out."""
     edge, tied = _find_top_p_edge(scores, top_p)
     return _mask_out(scores, (scores < edge) | _keep_first(scores == edge, tied))
 
 
 def _find_top_p_edge(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """Return the lowest score that stays, and how many of the scores equal to it are masked out,
-    `[..., 1]` each."""
+    """Return the lowest score that is not masked out, and the number of ids with this score that
+    are masked out, `[..., 1]` each."""
     V = scores.shape[-1]
     ordered = _sort_ascending(scores, V)
     mass = ordered.softmax(-1).cumsum(-1)

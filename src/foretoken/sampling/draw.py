@@ -1,5 +1,5 @@
-"""The random numbers of a step: they sample draft tokens, decide how many of them are accepted, and
-sample the next tokens. All randomness of decoding is here."""
+"""The random numbers of a step: they sample draft tokens, decide how many draft tokens are
+accepted, and sample the next tokens. All randomness of decoding is here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LogitShaper(Protocol):
         ...
 
     def find_forced_tokens(self, draft_tokens: list[int]) -> list[int]:
-        """Return the tokens that the controls force after `draft_tokens`, as far as these can be
+        """Return the tokens that the controls force after `draft_tokens`, as far as they can be
         determined without logits."""
         ...
 
@@ -62,7 +62,7 @@ class Draw:
         keys: The random key of each sequence.
         lengths: The number of committed tokens of each sequence.
         params: The sampling params of each sequence.
-        controls: The controls of each sequence; None if it has none.
+        controls: The controls of each sequence; None for a sequence without controls.
 
     Examples:
         >>> import foretoken, torch
@@ -84,7 +84,7 @@ class Draw:
     ) -> None:
         self.keys, self.lengths, self.params = keys, lengths, params
         self.controls = [None] * len(keys) if controls is None else controls
-        self.masses: list[Tensor] = []  # [B] each: total probability of what was sampled from
+        self.masses: list[Tensor] = []  # [B] each: sums of the distributions that were sampled from
         # draft tokens of this step, by drafters that ran before this one
         self.previous_draft_tokens: list[list[int]] = [[] for _ in keys]
         # this drafter's draft tokens, for the controls
@@ -110,7 +110,7 @@ class Draw:
         Returns:
             A Draw for these sequences.
         """
-        some = copy(self)  # `masses` stays one list
+        some = copy(self)  # shares the list `masses`
         for name in (
             "keys",
             "lengths",
@@ -148,8 +148,8 @@ class Draw:
         return self(q, i), q
 
     def _apply_controls(self, logits: Tensor, i: int) -> Tensor:
-        """Apply each sequence's controls to its logits. If they allow no token, the logits stay
-        unchanged, which is valid because q may be any distribution."""
+        """Apply each sequence's controls to its logits. If the controls allow no token, the logits
+        stay unchanged, which is valid because q may be any distribution."""
         if not self.controlled:
             return logits
         V = next(controls.V for controls in self.controls if controls is not None)
@@ -167,11 +167,11 @@ class Draw:
                 scores, [*self.previous_draft_tokens[b], *self._draft_tokens[b][:i]]
             )
         except ControlError:
-            # never verified: an earlier draft token is rejected, or the target raises this too
+            # not verified: an earlier draft token is rejected, or the target raises this error too
             return scores
 
     def _remember(self, ids: Tensor, i: int) -> None:
-        """Store draft token i for the controls of later ones."""
+        """Store draft token i for the controls of later draft tokens."""
         if self.controlled:
             for draft_tokens, token in zip(self._draft_tokens, to_list(ids), strict=True):
                 draft_tokens[i:] = [token]
@@ -193,7 +193,7 @@ class Draw:
         Args:
             distribution: `[B, V]`.
             i: Index of the token among this drafter's draft tokens of the step, from 0.
-            cdf: Result of `compute_cdf`, if the drafter has it from before; saves time.
+            cdf: Result of `compute_cdf` for this distribution, to save time; None: computed here.
 
         Returns:
             Ids, `[B]`.
@@ -203,15 +203,15 @@ class Draw:
         return ids
 
     def continue_after(self, draft_tokens: list[list[int]]) -> Draw:
-        """Return the random numbers of the same step for a drafter that continues another's draft.
+        """Return the random numbers with which another drafter continues this step's draft.
 
         Args:
-            draft_tokens: The draft tokens of the drafter before, for each sequence.
+            draft_tokens: The draft tokens to continue, for each sequence.
 
         Returns:
             A Draw whose token 0 follows these draft tokens.
         """
-        later = copy(self)  # `masses` stays one list
+        later = copy(self)  # shares the list `masses`
         later.previous_draft_tokens = [
             [*x, *new] for x, new in zip(self.previous_draft_tokens, draft_tokens, strict=True)
         ]
@@ -227,7 +227,7 @@ class Draw:
     def derive_keys(self) -> list[SequenceKey]:
         """Return random keys for a drafter that itself drafts and verifies in inner steps.
 
-        Random numbers with these keys are independent of those of this step and of other steps.
+        Random numbers with these keys are independent of the random numbers of all steps.
 
         Returns:
             A key for each sequence.
@@ -248,8 +248,8 @@ class Draw:
         return self._compute_numbers(*((i, Purpose.DRAFT) for i in range(count)))
 
     def draw_verification_numbers(self) -> tuple[Tensor, Tensor]:
-        """Return the random numbers that decide how many draft tokens are accepted, and those that
-        sample the tokens after them.
+        """Return the random numbers that decide how many draft tokens are accepted, and the random
+        numbers that sample the tokens after the accepted draft tokens.
 
         Returns:
             `[B]` each, in float64.
@@ -294,8 +294,7 @@ class Draw:
         return self._prefetched[{Purpose.ACCEPT: 0, Purpose.NEXT: 1}.get(purpose, 2 + offset)]
 
     def _compute_numbers(self, *names: tuple[int, Purpose]) -> Tensor:
-        """Return every sequence's random numbers at these offsets, for these purposes,
-        `[len(names), B]`."""
+        """Return the random numbers of each (offset, purpose), `[len(names), B]`."""
         seqs = list(zip(self.keys, self.lengths, self.offsets, strict=True))
         numbers = [
             [draw_uniform(key, length, first + offset, purpose) for key, length, first in seqs]
@@ -305,7 +304,7 @@ class Draw:
 
 
 class LenientDraw(Draw):
-    """The random numbers of a step with lenience, with which even greedy outputs depend on the
+    """The random numbers of a step with lenience. With lenience, even greedy outputs depend on the
     draft tokens."""
 
     lenient: ClassVar[bool] = True
@@ -315,8 +314,8 @@ class SharedDraw(Draw):
     """The random numbers of coupled mode: at position t, draft and target both choose the id with
     the smallest E_t / probability.
 
-    Both use the same exponential noise E_t, which depends on the absolute position t, so they
-    choose the same id if their distributions are equal (Daliri, Musco, Suresh 2024, arXiv
+    Draft and target use the same exponential noise E_t, which depends on the absolute position t,
+    so they choose the same id if their distributions are equal (Daliri, Musco, Suresh 2024, arXiv
     2408.07978).
     """
 
@@ -328,8 +327,7 @@ class SharedDraw(Draw):
         return {}
 
     def prefetch(self, num_draft_tokens: int, device: torch.device) -> None:
-        """Do nothing: the noise has one number per id, and the size of the distributions to sample
-        from is not yet available."""
+        """Do nothing: the noise has one number per id, and the number of ids is not known yet."""
 
     def __call__(self, distribution: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
         self.masses.append(distribution.sum(-1, dtype=torch.float64))
@@ -338,8 +336,7 @@ class SharedDraw(Draw):
         return ids
 
     def derive_keys(self) -> list[SequenceKey]:
-        """Return the keys unchanged: inner steps, too, must use the same noise at the same
-        position."""
+        """Return the keys unchanged: inner steps must use the same noise at the same position."""
         return self.keys
 
     def find_winners(self, distributions: Tensor, first: int = 0) -> Tensor:
@@ -358,6 +355,6 @@ class SharedDraw(Draw):
         return self._noise[positions, V]
 
     def _noise_positions(self, offset: int) -> NoisePositions:
-        """Return each sequence's key, and its absolute position at that offset."""
+        """Return each sequence's key and absolute position at this offset."""
         names = zip(self.keys, self.lengths, self.offsets, strict=True)
         return tuple((key, length + first + offset) for key, length, first in names)

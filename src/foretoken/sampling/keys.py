@@ -5,7 +5,7 @@ A name is (sequence key, committed length at the start of the step, offset in th
 Names by position alone would be wrong: a position that is drafted again after a rejection would get
 the same number again. With these names, a sequence's output depends neither on other sequences of
 the batch nor on the order of computation. Only the noise of coupled mode, `draw_exponentials`, is
-named by position alone: there, draft and target must use the same noise.
+named by position alone, because draft and target must use the same noise.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Purpose(IntEnum):
 
     DRAFT = 0  # samples a draft token
     ACCEPT = 1  # samples how many draft tokens are accepted
-    NEXT = 2  # samples the token after them
+    NEXT = 2  # samples the token after the accepted draft tokens
     SHARED = 3  # the noise of coupled mode
     WITHIN = 4  # the keys of a drafter's inner steps
 
@@ -44,16 +44,16 @@ def draw_uniform(key: SequenceKey, length: int, offset: int, purpose: Purpose) -
 
 
 def draw_exponentials(key: SequenceKey, position: int, count: int) -> np.ndarray:
-    """Return the noise of coupled mode at an absolute position: Exp(1) for each of the ids
-    0..count-1, `[count]` in float64, never 0. The number of an id does not depend on `count`."""
+    """Return the noise of coupled mode at an absolute position: an Exp(1) number above 0 for each
+    of the ids 0..count-1, `[count]` in float64. An id's number does not depend on `count`."""
     raw = _bits(key, position, 0, Purpose.SHARED).random_raw(count)
     return -np.log(((raw >> np.uint64(12)) + 0.5) * 2.0**-52)
 
 
 def derive_key(key: SequenceKey, length: int, offset: int) -> SequenceKey:
-    """Return the key for the inner steps of a drafter (a cascade). It consists of random numbers
-    with the name (key, length, offset), so that the inner steps of every outer step, at any depth,
-    have new numbers."""
+    """Return the key for the inner steps of a drafter (a cascade). This key consists of random
+    numbers with the name (key, length, offset), so that the inner steps of every outer step, at any
+    depth, have new numbers."""
     seed, row = _bits(key, length, offset, Purpose.WITHIN).random_raw(2).tolist()
     return SequenceKey(seed >> 1, row >> 1)
 

@@ -25,11 +25,11 @@ from foretoken.sampling.acceptance_rules import Outcome, Rule, find_drafted
 
 
 def make_lenient(rule: Rule, lenience: float) -> Rule:
-    """Return the lenient version of an exact rule. It verifies against P_l in place of p, and its
-    outcome's `p` is P_l.
+    """Return the lenient version of an exact rule. The lenient rule verifies against P_l in place
+    of p, and returns an outcome whose `p` is P_l.
 
-    With Algorithm 1 it is the paper's lenience. With block verification, the output tokens at draft
-    positions have distribution P_l too, and more draft tokens are accepted.
+    With Algorithm 1, this is the paper's lenience. With block verification, the output tokens at
+    draft positions have distribution P_l too, and more draft tokens are accepted.
     """
     argument_checks.check_lenience(lenience)
 
@@ -43,8 +43,8 @@ def make_lenient(rule: Rule, lenience: float) -> Rule:
 
 
 def compute_lenient_distribution(p: Tensor, q: Tensor | None, x: Tensor, lenience: float) -> Tensor:
-    """Return P_l at every draft token, `[B, G, V]`, from p and q of that shape. q None: one-hot on
-    x `[B, G]`."""
+    """Return P_l at every draft token, `[B, G, V]`, from p and q of the same shape. q None: one-hot
+    on x `[B, G]`."""
     if q is None:
         at = x[..., None]
         px = p.gather(2, at)

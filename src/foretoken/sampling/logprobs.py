@@ -1,5 +1,4 @@
-"""Log probabilities of tokens and of the most probable alternatives, for requests with
-`logprobs`."""
+"""Log probabilities of tokens and of the most probable tokens at their positions."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from foretoken.transfer import to_list
 @dataclass(frozen=True, slots=True)
 class Logprobs:
     """The log probability (natural) of a token. `top`: ids and log probabilities of the most
-    probable tokens at its position, in descending order; equally probable ids in ascending order.
-    `rank`: 1 plus the number of tokens with a higher probability."""
+    probable tokens at the token's position, in descending order of probability, then in ascending
+    order of ids. `rank`: 1 plus the number of tokens with a higher probability."""
 
     token: int
     logprob: float
@@ -24,7 +23,7 @@ class Logprobs:
 
 
 def logprobs(scores: Tensor, tokens: list[int], count: int) -> list[Logprobs]:
-    """Return the log probability of each of `tokens`, with the `count` most probable ids at its
+    """Return the log probability of each token, with the `count` most probable ids at the token's
     position. scores: the log probabilities at the positions of the tokens, `[n, V]`."""
     if not tokens:
         return []

@@ -2,8 +2,8 @@
 
 Every field of `SamplingParams`, `LoadOptions`, `EngineOptions` and `ServerOptions` declares its
 option once, with `option`. The declaration determines how the value is checked, the option on the
-command line (`cli.option`, `cli.serve`), the field in server requests (`server.api.wire`), the key
-in a JSONL line and the row in the tables of the docs. This module does not import torch.
+command line (`cli.option`, `cli.serve`), the field in server requests (`server.api.protocol`), the
+key in a JSONL line and the row in the tables of the docs. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Panel = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ApiField:
-    """An option's field in requests to a server: OpenAI's name or, if OpenAI has none, vLLM's.
-
-    `bounds`: bounds in requests, by pydantic's names, in addition to those of the option's check.
+    """An option's field in requests to a server: it has OpenAI's name or, if OpenAI has no such
+    field, vLLM's name. `bounds`: bounds in requests, by pydantic's names, in addition to the bounds
+    of the option's check.
     """
 
     name: str
@@ -43,17 +43,17 @@ class DeclaredOption:
     """The declaration of one option, stored in its field.
 
     Attributes:
-        check: Converts a caller's value to the stored one, or raises InputError.
+        check: Converts a caller's value to the stored value, or raises InputError.
         help: One sentence, for `--help`, the server's schema and the docs.
         panel: Its group in `--help`; None for options of Python only, such as callables.
         flag: Its flag on the command line, if it differs from the field's name.
-        api: Its field in a request to the server; None if there is none, or if the field differs
-            between endpoints in more than its name (as that of `logprobs` does).
+        api: Its field in a request to the server. None if it has no such field, or if endpoints
+            differ in the type of the field, as for `logprobs`.
         aliases: Names of the same option in other libraries, for suggestions in error messages.
         one_text: True if commands that generate one output at a time accept the option.
         group: The commands that accept the option, if `cli.option` groups them.
-        off: Values, in addition to None, at which the entry of this name in a model's generation
-            config has no effect; () if foretoken does not use that entry.
+        off: Values, in addition to None, that turn the option off in a model's generation config;
+            () if foretoken does not use this entry of the config.
     """
 
     check: Check
@@ -68,8 +68,8 @@ class DeclaredOption:
 
 
 def option(default: T, check: Check, help: str, panel: Panel | None, **more: Any) -> T:
-    """Return a dataclass field that declares an option with this default. The other arguments are
-    those of `DeclaredOption`; `api` may also be a string, the field's name in requests."""
+    """Return a dataclass field that declares an option with this default. The arguments are
+    attributes of `DeclaredOption`; `api` may also be a string: the field's name in requests."""
     if isinstance(api := more.get("api"), str):
         more["api"] = ApiField(api)
     declared = DeclaredOption(check, help, panel, **more)
@@ -97,7 +97,7 @@ def check_options(options: Any) -> None:
 
 def add_args_section(docstring: str, options: Mapping[str, DeclaredOption]) -> str:
     """Return a docstring with the help texts of these options added at the end of its Args section,
-    or in a new one before `Raises:`."""
+    or in a new Args section before `Raises:`."""
     args = "".join(f"        {name}: {each.help}\n" for name, each in options.items())
     if "    Args:\n" in docstring:
         before, begin, rest = docstring.partition("    Args:\n")

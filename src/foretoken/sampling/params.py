@@ -1,8 +1,8 @@
-"""Sampling params of a request: its distribution, output length, logits controls, stop conditions
-and reported logprobs.
+"""Sampling params of a request: options of its distribution, its output length, its logits
+controls, its stop conditions and its logprobs.
 
-This module does not import torch, which takes seconds, so that errors on the command line appear at
-once.
+This module does not import torch, because the import takes seconds and errors on the command line
+must appear at once.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from foretoken.sampling.options import (
     option,
 )
 
-GREEDY_BELOW = 1e-5  # temperatures below it mean argmax
+GREEDY_BELOW = 1e-5  # lower temperatures mean argmax
 MAX_NEW_TOKENS = 64
-MAX_RETURN_SEQUENCES = 100_000  # of one prompt
+MAX_RETURN_SEQUENCES = 100_000  # per prompt
 
 
 # checks that several options share
-POSITIVE_PENALTY = Number(ge=1e-30, le=1e30, remedy="a number above 0, 1 being off (1e-30 to 1e30)")
-FINITE_NUMBER = Number(remedy="a finite number, 0 being off")
-PROBABILITY_CUTOFF = Number(ge=0, lt=1, remedy="a number in [0, 1), 0 being off")
-PROBABILITY_SHARE = Number(gt=0, le=1, remedy="a number in (0, 1], 1 being off")
+POSITIVE_PENALTY = Number(ge=1e-30, le=1e30, remedy="a number above 0 (1e-30 to 1e30); 1 is off")
+FINITE_NUMBER = Number(remedy="a finite number; 0 is off")
+PROBABILITY_CUTOFF = Number(ge=0, lt=1, remedy="a number in [0, 1); 0 is off")
+PROBABILITY_SHARE = Number(gt=0, le=1, remedy="a number in (0, 1]; 1 is off")
 OFF_OR_COUNT = Count(ge=0, remedy="0 (off) or more")
 COUNT_FROM_ONE = Count(ge=1, remedy="1 or more")
-LOGPROBS_COUNT = Count(ge=0, remedy="0 (only the token's own) or more")
+LOGPROBS_COUNT = Count(ge=0, remedy="0 (only each token's own logprob) or more")
 
 
 class WarpingParams(NamedTuple):
@@ -73,13 +73,13 @@ class WarpingParams(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling params of one request, with transformers' names. They are checked on creation and
-    hashable.
+    """Sampling params of one request, with transformers' names. Objects are hashable, and check
+    their values when they are created.
 
-    An option at None takes its value from the model's generation config, and is off if the config
-    has none. Numeric options are off at 0 or at 1 (see below), as in transformers. Numbers of any
-    type (NumPy's too) are accepted and stored as int or float; lists and mappings as tuples.
-    docs/controls.md explains what each control does, and the order in which they are applied.
+    An option at None takes its value from the model's generation config; if the config has no
+    value, the option is off. Numeric options are off at 0 or at 1 (see below), as in transformers.
+    Numbers of any type (NumPy's too) are stored as int or float, lists and mappings as tuples.
+    docs/controls.md explains each control, and the order in which controls are applied.
 
     Raises:
         InputError: A value is invalid.
@@ -115,7 +115,7 @@ class SamplingParams:
     )
     min_p: float = option(
         0.0,
-        Number(ge=0, le=1, remedy="a number in [0, 1], 0 being off"),
+        Number(ge=0, le=1, remedy="a number in [0, 1]; 0 is off"),
         "Sample from tokens with at least this share of the highest probability; 0 is off.",
         "Sampling",
         api="min_p",
@@ -403,7 +403,7 @@ class SamplingParams:
 
 
 class Controls(TypedDict, total=False):
-    """The fields of `SamplingParams` as keyword arguments, with the types that each accepts."""
+    """The fields of `SamplingParams` as keyword arguments, with all types that are accepted."""
 
     max_new_tokens: int
     min_new_tokens: int | None
@@ -453,8 +453,9 @@ def gather_params(
     method: str = "generate",
 ) -> list[SamplingParams]:
     """Return one SamplingParams per prompt, from `params` or from the keyword arguments `controls`.
-    Raises InputError for an unknown keyword, if both are given, or if a list's length is not
-    `prompts`. prompts: number of prompts; method: name of the called method, for the message."""
+    Raises InputError for an unknown keyword, if `params` and `controls` are both given, or if
+    `params` is a list of a length other than `prompts`. prompts: number of prompts; method: name of
+    the called method, for the message."""
     for name in controls:
         if name not in SAMPLING_FIELDS:
             near = suggest_name(name, SAMPLING_FIELDS)
@@ -466,8 +467,8 @@ def gather_params(
         return [SamplingParams(**controls)] * prompts
     if controls:
         raise InputError(
-            f"params and {', '.join(controls)} are both given; give only one of them, or "
-            "dataclasses.replace(params, ...)"
+            f"params and {', '.join(controls)} are both given; leave out params, or set "
+            "the other options in params with dataclasses.replace(params, ...)"
         )
     if isinstance(params, SamplingParams):
         return [params] * prompts
@@ -475,23 +476,23 @@ def gather_params(
         isinstance(each, SamplingParams) for each in cast(list[Any], params)
     ):
         raise InputError(
-            f"params is {format_value(params)}; give a foretoken.SamplingParams, or a list"
+            f"params is {format_value(params)}; give a foretoken.SamplingParams, or a list of such"
         )
     if len(params) != prompts:
         raise InputError(
-            f"params has {len(params)} entries for {prompts} prompts; give one per prompt"
+            f"params has {len(params)} entries for {prompts} prompts; give one entry per prompt"
         )
     return list(params)
 
 
 def _require_agreement(params: SamplingParams) -> None:
-    """Raise RefusedError if two options contradict each other, InputError if there are too many
-    return sequences."""
+    """Raise RefusedError if two options contradict each other, and InputError if
+    num_return_sequences is too large."""
     min_new_tokens = params.min_new_tokens or 0
     if min_new_tokens > params.max_new_tokens:
         raise RefusedError(
             f"min_new_tokens={format_value(min_new_tokens)} is above "
-            f"max_new_tokens={format_value(params.max_new_tokens)}; give at most that"
+            f"max_new_tokens={format_value(params.max_new_tokens)}; lower the minimum"
         ).with_option("min_new_tokens")
     count = format_value(params.num_return_sequences)
     if params.num_return_sequences > MAX_RETURN_SEQUENCES:
@@ -499,15 +500,15 @@ def _require_agreement(params: SamplingParams) -> None:
         raise InputError(problem).with_option("num_return_sequences")
     if params.num_return_sequences > 1 and params.greedy:
         raise RefusedError(
-            f"num_return_sequences={count} at temperature 0 gives equal outputs; give a temperature"
+            f"num_return_sequences={count} at temperature 0 gives equal outputs; raise temperature"
         ).with_option("num_return_sequences")
     if params.include_stop_string and not (params.stop_strings or params.stop_token_ids):
-        problem = "include_stop_string has nothing to include; give stop_strings too"
+        problem = "include_stop_string has no effect; give stop_strings or stop_token_ids"
         raise RefusedError(problem).with_option("include_stop_string")
     if params.structured and params.ignore_eos and not params.stop_token_ids:
         raise RefusedError(
             "structured output ends with an EOS token, which ignore_eos ignores; leave "
-            "ignore_eos out"
+            "out ignore_eos"
         ).with_option("ignore_eos")
     if params.logprobs_of != "raw" and params.logprobs is None:
         problem = f"logprobs_of={params.logprobs_of!r} has no effect without logprobs; give both"
@@ -520,7 +521,7 @@ SAMPLING_FIELDS = tuple(SAMPLING_OPTIONS)
 # options that can be given as a string, unlike callables
 TEXT_OPTIONS = tuple(name for name, each in SAMPLING_OPTIONS.items() if each.panel)
 FOREIGN_NAMES = {alias: name for name, each in SAMPLING_OPTIONS.items() for alias in each.aliases}
-# by an option's check: a function that returns the ids in its value
+# by the check of an option: a function that returns the ids in the option's value
 ID_EXTRACTORS: dict[Check, Callable[[Any], list[int]]] = {
     as_id: lambda value: [value],
     as_ids: list,

@@ -52,8 +52,8 @@ class SpeculationOptions:
     )
     lenience: float = option(
         1.0,
-        # a float32 probability divided by less would overflow
-        Number(ge=1e-30, le=1, remedy="a number from 1e-30 to 1, 1 being exact"),
+        # a float32 probability divided by a smaller lenience would overflow
+        Number(ge=1e-30, le=1, remedy="a number from 1e-30 to 1; 1 is exact"),
         "Below 1, accept draft tokens more easily and change the distribution; 1: exact.",
         None,
     )
@@ -63,7 +63,7 @@ class SpeculationOptions:
         if self.lenience != 1 and self.rule == COUPLED_RULE:
             raise RefusedError(
                 f"lenience={self.lenience} has no meaning for rule='coupled', which accepts only "
-                "the target's own tokens; leave it at 1.0"
+                "the target's own tokens; leave out lenience"
             ).with_option("lenience")
 
 

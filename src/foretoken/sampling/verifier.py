@@ -1,5 +1,5 @@
 """Verifiers compute, from the target's logits, the number of accepted draft tokens and the token
-after them.
+after the accepted draft tokens.
 
 A generation call makes one verifier from its acceptance method and uses it in every step. Verifiers
 do not make the host wait for a device.
@@ -36,13 +36,13 @@ COMPILED_RULES = {EXACT_RULES[name]: name for name in tokens.KERNEL_RULES}
 
 @dataclass(frozen=True, slots=True)
 class ScoredBlock:
-    """The draft tokens of every sequence, and the target's logits at each of them and after the
-    last. Entries beyond a sequence's length are padding and have no influence."""
+    """The draft tokens of every sequence, and the target's logits at each draft token and after the
+    last draft token. Entries beyond a sequence's length are padding and have no influence."""
 
     logits: Tensor  # [B, G+1, V]
     x: Tensor  # [B, G], the draft tokens
     lengths: Tensor  # [B], draft tokens per sequence
-    # [B, G, V], the distributions that x was sampled from; None: the drafter was certain of x
+    # [B, G, V], the distributions that x was sampled from; None: one-hot on x
     q: Tensor | None
 
     def select(self, rows: list[int]) -> ScoredBlock:
@@ -55,10 +55,10 @@ class Verification(NamedTuple):
     """A verifier's result for every sequence; tensors on the logits' device."""
 
     n: Tensor  # [B]: number of accepted draft tokens
-    t: Tensor  # [B]: the token after them
-    # [B, G], float64: sum min(p, q) at every draft token; p is the distribution verified against
+    t: Tensor  # [B]: the token after the accepted draft tokens
+    # [B, G], float64: sum min(p, q) at every draft token, for the `p` of the rule's outcome
     beta: Tensor
-    # [B, G], float64: total variation distance between that p and the target's; None: 0
+    # [B, G], float64: total variation distance of that `p` from the target's; None: 0
     bias: Tensor | None = None
     # [B, G+1, V], the target's distributions; None if the verifier needs only the argmax
     p: Tensor | None = None
@@ -80,8 +80,8 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GreedyVerifier:
-    """The verifier for temperature 0, the same for all rules: it accepts draft tokens that equal
-    the argmax, and computes no softmax."""
+    """The verifier for temperature 0 with any rule: it accepts draft tokens that equal the argmax,
+    and computes no softmax."""
 
     draw_class: type[Draw] = Draw
 
@@ -122,9 +122,9 @@ class SampledVerifier:
 @dataclass(frozen=True, slots=True)
 class LenientGreedyVerifier:
     """The verifier for temperature 0 with lenience (paper, appendix A.5): it accepts a draft token
-    if its probability at temperature 1 is at least l times the highest one. The token after the
-    accepted ones is the argmax. The bias is 1 at each accepted draft token that is not the
-    argmax."""
+    if the token's probability at temperature 1 is at least l times the highest probability. The
+    token after the accepted draft tokens is the argmax. The bias is 1 at each accepted draft token
+    that is not the argmax."""
 
     lenience: float
     draw_class: type[Draw] = LenientDraw
@@ -143,9 +143,9 @@ class LenientGreedyVerifier:
 
 @dataclass(frozen=True, slots=True)
 class CoupledVerifier:
-    """The verifier of coupled mode: it samples tokens from the target with the same noise that the
-    draft tokens were sampled with, and accepts the draft tokens that are equal to them (Daliri,
-    Musco, Suresh 2024, arXiv 2408.07978).
+    """The verifier of coupled mode: it samples tokens from the target with the noise with which the
+    draft tokens were sampled, and accepts draft tokens as long as they equal the sampled tokens
+    (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
 
     The output depends only on the seed and the target's distributions, not on drafter, gamma or
     batch.
@@ -164,8 +164,8 @@ class CoupledVerifier:
 
 @dataclass(frozen=True, slots=True)
 class TemperatureVerifier:
-    """A verifier for batches of mixed temperatures: `greedy` verifies the rows at temperature 0,
-    `sampled` all other sequences."""
+    """A verifier for batches of mixed temperatures: `greedy` verifies the sequences at temperature
+    0, and `sampled` verifies all other sequences."""
 
     greedy: Verifier
     sampled: Verifier
@@ -196,8 +196,8 @@ class TemperatureVerifier:
 
 @dataclass(frozen=True, slots=True)
 class CustomRule:
-    """An acceptance method of the user. Its exceptions become a RefusedError, which fails only the
-    requests that use it."""
+    """An acceptance method of the user. An exception in the method becomes a RefusedError, which
+    fails only the requests that use the method."""
 
     rule: Rule
 
@@ -212,7 +212,7 @@ class CustomRule:
 
 
 def make_verifier(rule: Rule, lenience: float = 1.0) -> Verifier:
-    """Return the verifier for a rule and a lenience. It is exact at lenience 1."""
+    """Return the verifier for a rule and a lenience. The verifier is exact at lenience 1."""
     if lenience == 1:
         return TemperatureVerifier(GreedyVerifier(), SampledVerifier(rule))
     return TemperatureVerifier(
@@ -231,7 +231,7 @@ COUPLED_VERIFIER: Verifier = TemperatureVerifier(GreedyVerifier(), CoupledVerifi
 
 
 def _fill_in(verification: Verification, block: ScoredBlock, draw: Draw) -> Verification:
-    """Return the verification, with `bias` and `p` computed if its verifier left them None."""
+    """Return the verification with `bias` and `p` computed if they are None."""
     bias = torch.zeros_like(verification.beta) if verification.bias is None else verification.bias
     p = (
         compute_row_probabilities(block.logits, draw.params)
@@ -242,15 +242,14 @@ def _fill_in(verification: Verification, block: ScoredBlock, draw: Draw) -> Veri
 
 
 def _gather_after(values: Tensor, n: Tensor) -> Tensor:
-    """Return the entries of `values [B, G+1]` after the n accepted draft tokens of each sequence,
-    `[B]`."""
+    """Return `values[b, n[b]]` for each sequence b, `[B]`."""
     return values.gather(1, n[:, None]).squeeze(1)
 
 
 def draws_by_kernel(verifier: Verifier, draw: Draw) -> bool:
-    """Return whether all sequences are verified by a rule that the kernels implement, which
-    requires that no sequence is greedy. Such a verification is exact, and its `p` is NaN for
-    invalid logits."""
+    """Return whether all sequences are verified by a rule that the kernels implement. No sequence
+    may be greedy then. A verification by the kernels is exact, and its `p` is NaN for invalid
+    logits."""
     one = verifier.sampled if isinstance(verifier, TemperatureVerifier) else verifier
     sampled = isinstance(one, SampledVerifier) and one.rule in COMPILED_RULES
     return sampled and not any(params.greedy for params in draw.params)

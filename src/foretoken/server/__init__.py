@@ -1,2 +1,2 @@
-"""OpenAI-compatible server: one process handles HTTP, another runs the engine; they exchange plain
-data over a pipe."""
+"""OpenAI-compatible server: one process handles HTTP, another process runs the engine. The
+processes exchange plain data over a pipe."""

@@ -34,12 +34,13 @@ class AccessPolicy:
     max_file_bytes: int = 25_000_000
 
     def require(self, scope: Scope) -> None:
-        """Raise ApiError if a request has no valid key, if its Content-Length exceeds the limit, or
-        if it also has Transfer-Encoding. Store the cache salt of its key in the request's state."""
+        """Raise ApiError if a request has no valid key, has a Content-Length above the limit, or
+        has both Content-Length and Transfer-Encoding. Store the key's cache salt in the request's
+        state."""
         headers, path = Headers(scope=scope), scope["path"]
         if "transfer-encoding" in headers and "content-length" in headers:
-            # RFC 9112, 6.3: a proxy in front may use the other header: request smuggling
-            problem = "the request has Content-Length and Transfer-Encoding; send one of them"
+            # RFC 9112, 6.3: if a proxy used the other header, requests could be smuggled
+            problem = "the request has Content-Length and Transfer-Encoding; send one of the two"
             raise ApiError(400, problem, closes=True)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         scope["state"]["salt"] = salt = self.get_cache_salt(
@@ -57,13 +58,13 @@ class AccessPolicy:
         if not self.keys:
             return ""
         token = key.encode("latin-1")  # the encoding of headers
-        # compare with all keys, so that the time does not reveal which one matches
+        # compare with all keys, so that the time does not reveal which key matches
         matches = [hmac.compare_digest(token, each.encode()) for each in self.keys]
         return hashlib.sha256(token).hexdigest() if any(matches) else None
 
     def limit_body(self, receive: Receive, path: str) -> Receive:
-        """Wrap `receive` so that it raises HTTPException once the body exceeds the limit, also if
-        the request has no Content-Length."""
+        """Wrap `receive` so that it raises HTTPException once the body exceeds the limit. This
+        limits requests without Content-Length too."""
         size = 0
 
         async def receive_counted() -> Message:
@@ -78,7 +79,6 @@ class AccessPolicy:
         return receive_counted
 
     def _get_limit(self, path: str) -> int:
-        """Return the maximum bytes of a body sent to `path`."""
         return (
             self.max_file_bytes + MAX_FORM_FIELDS_BYTES
             if path.startswith(AUDIO_PATH_PREFIX)

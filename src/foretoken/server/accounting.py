@@ -51,11 +51,11 @@ log = logging.getLogger("foretoken.requests")
 
 
 class AccountingMiddleware:
-    """ASGI middleware that gives every request an id, checks its access and, when the request ends,
-    updates the metrics and writes its log line.
+    """ASGI middleware that gives every request an id and checks its API key. When a request ends,
+    the middleware updates the metrics and writes the request's log line.
 
-    The app stores in the request's state: `generation`, if the request generates text, and for a
-    stream the final `status`, which may be an error although status 200 was sent at the beginning.
+    The app stores `generation` in the request's state if the request generates text. For a stream
+    it also stores the final `status`, which may be an error although status 200 was sent first.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class AccountingMiddleware:
         try:
             self.access.require(scope)
             await self.app(scope, self.access.limit_body(receive, scope["path"]), send_with_id)
-        except ApiError as error:  # from `access`; the app handles its own
+        except ApiError as error:  # from `access`; the app handles its own errors
             answer = JSONResponse(error.body, error.status, error.headers)
             await answer(scope, receive, send_with_id)
         finally:
@@ -157,8 +157,8 @@ class Metrics:
             counter.labels(endpoint=endpoint, status=str(status), model_name=model).inc()
 
     def observe(self, generation: Generation, seconds: float, model: str) -> None:
-        """Add the tokens, steps and latencies of a request to the metrics, also if it was aborted
-        or failed. `seconds`: duration of the whole request."""
+        """Add the tokens, steps and latencies of a request to the metrics, also if the request was
+        aborted or failed. `seconds`: duration of the whole request."""
         usage = answers.compute_usage(generation)
         steps = [step for output in generation.outputs for step in output.steps]
         sums = {

@@ -68,7 +68,7 @@ log = logging.getLogger(__name__)
 
 
 def create_app(models: ServedModels, options: ServerOptions) -> FastAPI:
-    """Return the FastAPI application that serves `models`; it starts and stops their engines."""
+    """Return the FastAPI application that serves `models`, and starts and stops the engines."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -215,7 +215,7 @@ class Routes:
             {"alpha": statistics.alpha, "made": dict(statistics.steps_by_drafted)},
         )
         costs, rates = await engine.ask("speculation", **question), statistics.compute_rates()
-        assert info is not None  # the engine has answered
+        assert info is not None  # because the engine has answered
         return {
             "model": name,
             **{each: getattr(info, each) for each in PUBLIC_FACTS},
@@ -231,7 +231,7 @@ class Routes:
 
     async def health(self) -> Response:
         """Return 200 if every model has an engine that runs, loads for the first time or drains;
-        503 if a model has none, as while its dead engine restarts."""
+        503 if a model has no such engine, for example while its dead engine restarts."""
         served, info = self.served_models, self.served_models.engines[self.served_models.base].info
         healthy = served.state in ("ready", "loading", "draining")
         health = {
@@ -279,9 +279,8 @@ class Routes:
             )
 
     def _choose_engine(self, request: Request, body: Body) -> AnyEngine:
-        """Return the engine of the model that a body names. Store the model's name and the body,
-        which error messages need, in the request's state. Raises ApiError if the model is not
-        served."""
+        """Return the engine of the model that a body names. Store the model's name and the body in
+        the request's state, for error messages. Raises ApiError if the model is not served."""
         request.state.request_body = body
         name = self.served_models.base if body.model is None else body.model
         engine = self._get_engine(name)
@@ -309,8 +308,8 @@ class Routes:
         return await self.media.load(prompts, kinds, body.find_field("prompt"))
 
     async def _start_generation(self, request: Request, body: ApiRequest) -> Generation:
-        """Return the generation of a request's outputs, which begins when it is entered with `async
-        with`. Raises ApiError if the request exceeds the server's limits."""
+        """Return a Generation of a request's outputs; `async with` starts to generate the outputs.
+        Raises ApiError if the request exceeds the server's limits."""
         engine, options = self._choose_engine(request, body), self.options
         prompts, n, info = body.prompts, body.n or 1, engine.info
         if body.uses_chat_template:
@@ -318,13 +317,13 @@ class Routes:
         if len(prompts) * n > options.max_texts:
             raise BadRequestError(
                 f"the request asks for {len(prompts) * n} outputs, at most {options.max_texts} are "
-                "allowed; split it",
+                "allowed; split the request",
                 "n" if len(prompts) == 1 else body.find_field("prompt"),
             )
         if options.max_tokens is not None and (body.max_new_tokens or 0) > options.max_tokens:
             name = body.find_field("max_new_tokens")
             message = f"{name} is {body.max_new_tokens}, but this server generates at most "
-            raise BadRequestError(f"{message}{options.max_tokens} tokens; give fewer", name)
+            raise BadRequestError(f"{message}{options.max_tokens} tokens; lower {name}", name)
         prompts = await self._load_media(engine, body, prompts)
         first = body.to_engine(prompts[0], info.suggested if info else {}, info and info.replies)
         first = replace(
@@ -363,7 +362,7 @@ class EventStream(StreamingResponse):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(self._write(), media_type="text/event-stream", headers=headers)
         self.request_body, self.work, self.events = body, work, events
-        self.status = 499  # the client disconnected, unless set again
+        self.status = 499  # the client disconnected; `_write` sets another status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.work:  # a refusal is raised here, before anything is sent
@@ -373,8 +372,8 @@ class EventStream(StreamingResponse):
                 scope["state"]["status"] = self.status
 
     async def _write(self) -> AsyncGenerator[str]:
-        """Yield the events. An error becomes the last event, as the status line, 200, is sent
-        already."""
+        """Yield the events. An error becomes the last event, because status 200 has already been
+        sent."""
         try:
             async for event in self.events:
                 yield event
@@ -391,8 +390,8 @@ def _get_context_length(engine: AnyEngine) -> int | None:
 
 
 async def _run_unless_disconnected(request: Request, work: Awaitable[ResultT]) -> ResultT:
-    """Return the result of `work`. Cancel it and raise ApiError (499) if the client disconnects
-    first."""
+    """Return the result of `work`. If the client disconnects first, cancel `work` and raise
+    ApiError (499)."""
     working, leaving = (
         asyncio.ensure_future(work),
         asyncio.ensure_future(_wait_for_disconnect(request)),
@@ -414,17 +413,16 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Return the error response for a refused request, in OpenAI's format."""
     path, headers = request.url.path[:200], {}
     match error:
         case ApiError():
             refusal = error
         case RequestValidationError():
             refusal = make_validation_error(error.errors())
-        case HTTPException(status_code=400, __cause__=Exception() as cause):  # of the body
+        case HTTPException(status_code=400, __cause__=Exception() as cause):  # invalid JSON
             refusal = BadRequestError(f"the body is not valid JSON: {explain_unreadable(cause)}")
         case HTTPException(status_code=status, detail=detail):
-            paths = {404: f"there is no {path}", 405: f"{path} does not take {request.method}"}
+            paths = {404: f"there is no {path}", 405: f"{path} does not support {request.method}"}
             refusal = ApiError(status, paths.get(status, detail))
             headers = dict(error.headers or {})
         case _:

@@ -60,13 +60,13 @@ class MediaLoader:
 
         Args:
             prompts: The request's prompts.
-            kinds: Media that the model supports, of "image" and "audio".
+            kinds: Kinds of media that the model supports: "image", "audio" or both.
             field: The request's field that holds the prompts, for error messages.
 
         Raises:
             BadRequestError: The request has too many files, or a file is too large, cannot be
-                fetched, is in a message of a role that takes none, or is of a kind that the model
-                does not support.
+                fetched, is in a message whose role cannot have files, or is of a kind that the
+                model does not support.
         """
         chats = [prompt for prompt in prompts if is_chat(prompt)]
         media = [
@@ -114,7 +114,7 @@ class MediaLoader:
         return file
 
     async def _fetch(self, url: str, place: str) -> bytes:
-        """Return the bytes of the file at a URL, following redirects. Raises InputError if it
+        """Return the bytes of the file at a URL, following redirects. Raises InputError if the file
         cannot be fetched."""
         try:
             async with (
@@ -151,8 +151,8 @@ class MediaLoader:
             allowed = f"use {' or '.join(self.hosts)}" if self.hosts else "send a data URL"
             raise InputError(f"{place} is on a host that is not allowed here; {allowed}")
         if address.port is not None and not 0 < address.port < 2**16:
-            raise InputError(f"{place} is on port {address.port}; give 1 to 65535")
-        # connect to the address that was checked: a second DNS look-up may return another
+            raise InputError(f"{place} is on port {address.port}; give a port from 1 to 65535")
+        # connect to the checked address: a second DNS look-up may return another address
         chosen = address.copy_with(host=await _resolve_public_address(address, place))
         headers = {"Host": address.netloc.decode("ascii"), "Accept-Encoding": "identity"}
         request = client.build_request(

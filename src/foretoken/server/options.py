@@ -1,7 +1,7 @@
-"""Options of a server, without those of its engine, and the configuration of logging. Each option
-is declared once; its checks, its flag and its entry in docs/serving.md are derived from that.
+"""Options of a server, except options of its engine, and the configuration of logging. An option's
+check, flag and entry in docs/serving.md are derived from one declaration.
 
-Imports neither torch nor FastAPI.
+This module imports neither torch nor FastAPI.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 def as_string(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise InputError(f"{name} is {format_value(value)}; give a str")
+        raise InputError(f"{name} is {format_value(value)}; give a string")
     return value
 
 
@@ -38,7 +38,7 @@ class ServerOptions:
     host: str = option("127.0.0.1", as_string, "Address to listen on; 0.0.0.0: all.", "Serving")
     port: int = option(
         8000,
-        Count(ge=0, le=65535, remedy="one from 0 to 65535"),
+        Count(ge=0, le=65535, remedy="a port from 0 to 65535"),
         "Port to listen on; 0: any free one.",
         "Serving",
     )
@@ -75,7 +75,7 @@ class ServerOptions:
     )
     metrics_compat: str | None = option(
         None,
-        Choice(("vllm",), "vllm, or leave it out"),
+        Choice(("vllm",), "vllm, or leave out the option"),
         "Also report metrics under another server's names: vllm.",
         "Serving",
     )
@@ -118,8 +118,8 @@ LOG_LINE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """Logging options of the HTTP process and the engine's process, which both log to standard
-    error as text or as lines of JSON."""
+    """Logging options. The HTTP process and the engine's process both log to standard error, as
+    text or as lines of JSON."""
 
     kind: str = "text"  # or "json"
     level: str = "info"
@@ -134,8 +134,8 @@ class LogOptions:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a log record as one line of JSON. If the record has `fields`, a dict, they replace
-    its message."""
+    """Formats a log record as one line of JSON. If the record has a dict `fields`, the line
+    contains these fields instead of the record's message."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {"time": time(), "level": record.levelname, "logger": record.name}

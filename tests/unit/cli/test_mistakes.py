@@ -39,7 +39,7 @@ MISTAKES = [
     (f"{ELSEWHERE} --temperature hot", "'--temperature': it must be a number, not 'hot'"),
     # options that do not go together
     (f"{ELSEWHERE} --num-return-sequences 2", "num_return_sequences=2 at temperature 0"),
-    (f"{ELSEWHERE} --include-stop-string", "include_stop_string has nothing to include"),
+    (f"{ELSEWHERE} --include-stop-string", "include_stop_string has no effect"),
     (f"{ELSEWHERE} --regex a --choice b", "cannot follow --regex and --choice at once"),
     (f"{ELSEWHERE} --system a", "--system needs messages, and there are none; add --chat"),
     (

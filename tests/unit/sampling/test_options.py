@@ -102,7 +102,7 @@ def test_options_of_engine_and_server_are_wherever_text_can_hold_them() -> None:
     line = inspect.signature(serve).parameters
     assert {name for name, each in SERVING.items() if each.panel} <= {*line}
     assert {*ENGINE} == {*EngineKeywords.__annotations__, "max_rows"}
-    with pytest.raises(InputError, match="port is 65536; give one from 0 to 65535"):
+    with pytest.raises(InputError, match="port is 65536; give a port from 0 to 65535"):
         ServerOptions(port=65536)
     with pytest.raises(InputError, match="max_rows is 0; give a whole number from 1") as error:
         EngineOptions(0)

@@ -32,7 +32,7 @@ DONE_EVENT = "data: [DONE]\n\n"
 
 
 def format_event(data: Any, name: str | None = None) -> str:
-    """Return `data` as the JSON of a server-sent event; `name`: the event's type, if it has one."""
+    """Return `data` as the JSON of a server-sent event; `name`: the event's type, if any."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
@@ -65,8 +65,8 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": function}
 
     def build_delta(self, event: ReplyEvent) -> dict[str, Any]:
-        """Return an event of this call as a delta of a streamed chat completion. Only the call's
-        first delta contains its id and name."""
+        """Return an event of this call as a delta of a streamed chat completion. Only the first
+        delta of a call contains the call's id and name."""
         if not event.name:
             return {"index": self.index, "function": {"arguments": event.arguments}}
         function = {"name": event.name, "arguments": event.arguments}
@@ -98,9 +98,9 @@ class ParsedReply:
         return join_adjacent(event for _, events in self.parse_tokens(part) for event in events)
 
     def parse_tokens(self, part: StepOutput) -> Iterator[tuple[bool, list[ReplyEvent]]]:
-        """Parse the output of one step. Yield, for each token, whether it belongs to the reasoning,
-        and its events. Tokens are parsed one by one so that the result does not depend on how many
-        tokens each step committed."""
+        """Parse the output of one step. Yield, for each token, whether the token belongs to the
+        reasoning, and the token's events. Tokens are parsed one by one so that the result does not
+        depend on how many tokens each step committed."""
         for i, text in enumerate(part.texts, 1):
             thought = self._is_thinking
             events = self._feed_text(text, part.done if i == len(part.texts) else None)
@@ -157,8 +157,8 @@ def _make_reader(facts: ReplyFacts, requirements: ReplyRequirements, tail: str) 
 
 
 def _get_cut(done: Done | None) -> str | None:
-    """Return the stop string that cut a reply off, "" if a length limit did; None if the reply
-    continues or ended by itself."""
+    """Return the stop string that cut off a reply, or "" if a length limit cut it off; None if the
+    reply continues or was not cut off."""
     if done is None or done.reason != "stop":
         return None if done is None else ""
     return done.stop if isinstance(done.stop, str) else None
@@ -170,8 +170,8 @@ class Answer(Generic[RequestT]):
     def __init__(
         self, request: RequestT, model: str, generation: Generation, facts: ReplyFacts | None = None
     ) -> None:
-        """`model`: the served model's name. `facts`: the format of the model's replies; None: not
-        known yet, as the model loads."""
+        """`model`: the served model's name. `facts`: the format of the model's replies; None while
+        the model is loading."""
         self.request, self.model, self.generation, self.facts = request, model, generation, facts
         self._replies: dict[int, ParsedReply] = {}
 
@@ -188,8 +188,8 @@ class Answer(Generic[RequestT]):
         return self._replies[i]
 
     def get_finish_reason(self, i: int, done: Done) -> str:
-        """Return the finish reason of output i: "tool_calls" if it ended after a complete call,
-        otherwise "stop" or "length"."""
+        """Return the finish reason of output i: "tool_calls" if the output ended after a complete
+        call, otherwise "stop" or "length"."""
         calls = self._replies[i].calls if i in self._replies else []
         return (
             "tool_calls"
@@ -210,8 +210,8 @@ class Answer(Generic[RequestT]):
         return self.generation.outputs
 
     def summarize_speculation(self, *, with_steps: bool = False) -> dict[str, Any]:
-        """Return {"speculation": rates} if the request asks for them with `speculation.steps`, else
-        {}. `with_steps`: also include a description of every step."""
+        """Return {"speculation": rates} if the request sets `speculation.steps`, else {}.
+        `with_steps`: also include a description of every step."""
         if not self.request.speculation.steps:
             return {}
         report = compute_rates(self.outputs)
@@ -227,21 +227,21 @@ class ChoicesAnswer(Answer[RequestT]):
     """Answer with a list of choices, one for each output: a chat completion or a completion."""
 
     id_prefix: ClassVar[str]
-    object_names: ClassVar[tuple[str, str]]  # `object` of the answer and of a chunk
+    object_names: ClassVar[tuple[str, str]]  # field `object` of the answer and of a chunk
 
     def build_choice(self, i: int, output: GeneratedOutput) -> dict[str, Any]:
-        """Return the fields of the choice for output i, which is finished, that only this endpoint
-        has."""
+        """Return the choice of the finished output i, without the fields that all endpoints
+        have."""
         raise NotImplementedError
 
     def build_first_delta(self, output: GeneratedOutput) -> dict[str, Any] | None:
-        """Return the fields of an output's choice in the chunk that precedes its first step; None:
+        """Return the choice in the chunk before an output's first step, like `build_delta`; None if
         no such chunk is sent."""
         raise NotImplementedError
 
     def build_delta(self, i: int, part: StepOutput) -> dict[str, Any]:
-        """Return the fields of the choice in the chunk for a step of output i that only this
-        endpoint has."""
+        """Return the choice in the chunk for a step of output i, without the fields that all
+        endpoints have."""
         raise NotImplementedError
 
     def build_first_fields(self, output: GeneratedOutput) -> dict[str, Any]:
@@ -309,13 +309,13 @@ class ChoicesAnswer(Answer[RequestT]):
 
 
 def compute_usage(generation: Generation, thought_tokens: int = 0) -> dict[str, Any]:
-    """Return the `usage` object of an answer: token counts, in which a prompt counts once for all
-    of its outputs. `thought_tokens`: the number of reasoning tokens."""
+    """Return the `usage` object of an answer, with token counts. A prompt with several outputs
+    counts once. `thought_tokens`: the number of reasoning tokens."""
     outputs = generation.outputs
     prompt_tokens = sum(output.accepted.prompt_tokens for output in outputs[:: generation.n])
     new_tokens = sum(len(output.tokens) for output in outputs)
     steps = [step for output in outputs for step in output.steps if step.predicted]
-    # Without a prediction in the request, these steps were predicted from earlier outputs
+    # Without a prediction in the request, these draft tokens come from the sequence or grammar
     predicted = steps if generation.has_prediction else []
     cached = [each.done.stats.cached_tokens for each in outputs[:: generation.n] if each.done]
     return {
@@ -333,7 +333,7 @@ def compute_usage(generation: Generation, thought_tokens: int = 0) -> dict[str, 
 
 def compute_rates(texts: Sequence[GeneratedOutput]) -> dict[str, Any]:
     """Return the speculation statistics over all steps of the outputs, such as the acceptance rate
-    at each draft position. Values are None if there is nothing to compute them from."""
+    at each draft position. Some values are None if no output is finished."""
     steps = [step for text in texts for step in text.steps]
     stats = [text.done.stats for text in texts if text.done is not None]
     calls = sum(each.target_calls for each in stats)
@@ -386,9 +386,9 @@ def format_logprob(token: TokenLogprob) -> dict[str, Any]:
 
 
 def format_prompt_logprobs(prompt: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
-    """Return a prompt's logprobs in vLLM's format: for each position a dict, keyed by token id, of
-    the prompt token's logprob and those of the most probable tokens; None for the first token,
-    which has no logprob."""
+    """Return a prompt's logprobs in vLLM's format: for each position a dict from token ids to the
+    logprobs of the prompt's token and of the most probable tokens. The first token has no logprob,
+    so its entry is None."""
     entries: list[dict[str, Any] | None] = [None]
     for each in prompt:
         entry = {str(each.id): _format_ranked(each.logprob, each.rank, each.text)}

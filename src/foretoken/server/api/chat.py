@@ -41,18 +41,18 @@ class ResponseFormat(StrictModel):
     )
 
     def require(self) -> None:
-        """Raise BadRequestError if a schema is given that `type` would ignore."""
+        """Raise BadRequestError if the request has a schema that `type` would ignore."""
         others = {"json_schema": self.json_schema, "json_object": self.object_schema}
         for kind, schema in others.items():
             if schema is not None and kind != self.type:
                 name = "json_schema" if kind == "json_schema" else "schema"
-                problem = f"response_format has the type {self.type}, which takes no {name}"
+                problem = f"response_format has the type {self.type}, which does not use {name}"
                 raise BadRequestError(f"{problem}; give the type {kind}", "response_format")
 
 
 class Message(BaseModel, extra="allow"):
-    """A message of the conversation. It may have any role and additional fields: the chat template
-    decides which it supports."""
+    """A message of the conversation. Any role and any additional fields are accepted and passed to
+    the chat template."""
 
     role: str
     content: Content | None = None
@@ -62,7 +62,7 @@ class Message(BaseModel, extra="allow"):
         calls: Any = (self.model_extra or {}).get("tool_calls")
         if isinstance(calls, list) and len(calls) > MAX_TOOL_CALLS:
             raise ValueError(
-                f"it has {len(calls)} tool_calls, at most {MAX_TOOL_CALLS} are allowed"
+                f"the message has {len(calls)} tool_calls; give at most {MAX_TOOL_CALLS}"
             )
         return self
 
@@ -116,7 +116,7 @@ class ChatCompletionRequest(PredictionRequest, TemplatedRequest):
         if len({self.max_completion_tokens, self.max_tokens} - {None}) > 1:
             raise BadRequestError(
                 f"max_completion_tokens is {self.max_completion_tokens} and max_tokens "
-                f"{self.max_tokens}; give one",
+                f"is {self.max_tokens}; leave out one of the two",
                 "max_tokens",
             )
         require_one_generation_prompt(self)

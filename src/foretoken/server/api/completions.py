@@ -23,9 +23,9 @@ from foretoken.server.process.messages import StepOutput, TokenLogprob
 
 
 def _get_prompt_tag(prompt: Any) -> str:
-    """Return the tag of the type of the `prompt` field, judged by its first item only: pydantic
-    would validate all items against every type, which takes seconds for a long list. The tags
-    contain a colon so that `errors` can leave them out of an error's location."""
+    """Return the tag of the type of the `prompt` field. Only the first item of a list is checked:
+    pydantic would validate all items against every type, which takes seconds for a long list. The
+    tags contain a colon so that `errors` can leave them out of an error's location."""
     first = prompt[0] if isinstance(prompt, list) and prompt else None
     if isinstance(first, str | list):
         return "prompt:texts" if isinstance(first, str) else "prompt:lists"
@@ -62,7 +62,7 @@ class CompletionRequest(PredictionRequest):
         has_several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
         prompts = prompt if has_several else [prompt]
         if [] in prompts:
-            raise BadRequestError("prompt is empty; give a string or ids", "prompt")
+            raise BadRequestError("prompt is empty; give a string or a list of ids", "prompt")
         return prompts
 
     @property
@@ -84,14 +84,14 @@ class CompletionRequest(PredictionRequest):
     def require(self) -> None:
         super().require()
         if self.max_tokens == 0 and (self.stream or not self.echo):
-            message = "max_tokens is 0, which needs echo and no stream; give 1 or more"
+            message = "max_tokens is 0, which needs echo: true without stream; give 1 or more"
             raise BadRequestError(message, "max_tokens")
         if self.echo and self.logprobs is not None:
             others = {"stream": self.stream, "prompt_logprobs": self.prompt_logprobs is not None}
             for name, is_given in others.items():
                 if is_given:
                     raise BadRequestError(
-                        f"echo with logprobs does not support {name}; leave it out", name
+                        f"echo with logprobs does not support {name}; leave out {name}", name
                     )
 
 
@@ -104,7 +104,7 @@ class CompletionAnswer(answers.ChoicesAnswer[CompletionRequest]):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        # By output: logprobs of text that is held back, as it may begin a stop string
+        # For each output: logprobs of text that is held back because it may begin a stop string
         self._held_back = defaultdict[int, list[TokenLogprob]](list)
 
     def build_body(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class CompletionAnswer(answers.ChoicesAnswer[CompletionRequest]):
             return {"text": part.text}
         end = len(self.outputs[i].accepted.echo) + len(self.outputs[i].text)
         tokens = self._held_back[i] + (part.logprobs or [])
-        # Held-back text may still be cut off; at the end its tokens get the offset `end`
+        # Held-back text may still be cut off; at the end, tokens of this text get the offset `end`
         if part.done is None:
             tokens, self._held_back[i] = _split_at(tokens, end)
         return {"text": part.text, "logprobs": _format_logprobs(tokens, self.request.logprobs, end)}
@@ -164,8 +164,8 @@ def _format_logprobs(tokens: list[TokenLogprob], count: int, end: int) -> dict[s
     Args:
         tokens: The tokens of the choice or chunk.
         count: Number of most probable tokens that the request asks for; 0: no `top_logprobs`.
-        end: Length of the text in characters; no offset is larger. Tokens of a stop string, which
-            was cut off the text, get this offset.
+        end: Length of the text in characters, and the maximum offset. Tokens of a stop string that
+            is not in the text get this offset.
     """
     return {
         "tokens": [each.text for each in tokens],
@@ -177,8 +177,8 @@ def _format_logprobs(tokens: list[TokenLogprob], count: int, end: int) -> dict[s
 
 def _name_logprobs(token: TokenLogprob) -> dict[str, float]:
     """Return the logprobs of a token and of the most probable tokens at its position, keyed by the
-    tokens' text. If two tokens have the same text, the later key is "token_id:" and the id, as in
-    vLLM."""
+    tokens' text. If two tokens have the same text, the key of the second token is "token_id:" and
+    its id, as in vLLM."""
     names, logprobs = {token.id: token.text}, {token.text: token.logprob}
     for name, _, logprob, id in token.top:
         if id not in names:

@@ -107,8 +107,8 @@ class BadRequestError(ApiError):
 
 
 def to_api_error(error: Exception, body: Body | None = None) -> ApiError:
-    """Convert a RefusedRequest or UnavailableError to an ApiError. `body`: the request, used to
-    name the field that set the engine option at fault."""
+    """Convert a RefusedRequest or UnavailableError to an ApiError. `body`: the request. The error's
+    `param` is the field of `body` that set the invalid option."""
     if isinstance(error, UnavailableError):
         return ApiError(503, error.message, code="unavailable", retry_after=error.retry_after)
     assert isinstance(error, RefusedRequest)
@@ -150,8 +150,8 @@ def explain_unreadable(error: Exception) -> str:
 
 
 def _is_union_tag(part: int | str) -> bool:
-    """Return whether a part of an error's location is not a field or index but pydantic's name of a
-    member of a union type."""
+    """Return whether a part of an error's location is pydantic's name of a member of a union type,
+    not a field or an index."""
     if not isinstance(part, str) or part.endswith("[]"):  # "...[]" is a field of a form
         return False
     return "[" in part or ":" in part or part in ("str", "int", "bool")

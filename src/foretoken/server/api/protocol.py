@@ -1,6 +1,6 @@
-"""Fields of requests. They have OpenAI's names, or vLLM's for options that OpenAI's API lacks. An
-unsupported field is refused with an error that names it; the error for an unknown field suggests
-the supported field with the most similar name."""
+"""Fields of requests, with OpenAI's names, or vLLM's names for options that OpenAI's API lacks. An
+unsupported field is refused with an error that names the field; the error for an unknown field
+suggests the supported field with the most similar name."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ FiniteFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 StrictInt = Annotated[int, Field(strict=True)]
 StrictBool = Annotated[bool, Field(strict=True)]
 MAX_N, MAX_LOGPROBS, MAX_STOP_STRINGS = 128, 20, 16
-MAX_GAMMA = 32  # other sequences of the batch wait for this one's draft tokens
-MAX_GRAMMAR_CHARACTERS, MAX_CHOICES = 50_000, 1000  # compiling more takes too long
+MAX_GAMMA = 32  # other sequences of the batch wait while draft tokens are generated
+MAX_GRAMMAR_CHARACTERS, MAX_CHOICES = 50_000, 1000  # larger grammars compile too slowly
 MAX_TOOLS, MAX_TOOL_CALLS, MAX_MESSAGES = 128, 128, 2048  # as OpenAI's
 MAX_METADATA_ENTRIES = 16  # as OpenAI's
 MAX_CONTENT_PARTS, MAX_PROMPTS = 2048, 2048
 MAX_VARIABLES_CHARACTERS = 200_000  # characters of a template's variables, and of all tools
-MAX_STOP_CHARACTERS = 1024  # of all stop strings together, as each step searches for their prefixes
-MAX_BAD_WORDS, MAX_BAD_WORDS_CHARACTERS = 128, 10_000  # the first as vLLM's
+MAX_STOP_CHARACTERS = 1024  # of all stop strings together; each step looks for their prefixes
+MAX_BAD_WORDS, MAX_BAD_WORDS_CHARACTERS = 128, 10_000  # the first limit is vLLM's
 # As vLLM's
 MAX_ENTRIES_BY_FIELD = {"allowed_token_ids": 1024, "logit_bias": 1024, "stop_token_ids": 128}
 
 
 class StrictModel(BaseModel):
-    """Base of all JSON objects in requests; it refuses unknown fields."""
+    """Base of all JSON objects in requests. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -60,13 +60,13 @@ class StrictModel(BaseModel):
 
     @classmethod
     def explain_refusal(cls, name: str, value: Any, fields: set[str]) -> str | None:
-        """Return why a field that is not among the supported `fields` is refused; None if its value
-        requests nothing, so that it can be dropped."""
+        """Return why a field that is not among the supported `fields` is refused; None if the field
+        can be dropped because its value requests nothing."""
         return unsupported.explain_unknown(name, fields)
 
 
 def make_field_error(field: str, message: str) -> PydanticCustomError:
-    """Return the error to raise in a pydantic validator of a JSON object, for one of its fields."""
+    """Return the error that a pydantic validator raises for one field of a JSON object."""
     return PydanticCustomError("unknown", "{message}", {"message": message, "field": field})
 
 
@@ -114,8 +114,8 @@ class Body(StrictModel):
 
     @classmethod
     def explain_refusal(cls, name: str, value: Any, fields: set[str]) -> str | None:
-        """Return why a field is refused. Unlike in nested objects, a field that only OpenAI's or
-        vLLM's requests have is accepted if it is null or otherwise requests nothing."""
+        """Return why a field is refused; None if accepted. Unlike in nested objects, a known but
+        unsupported field, such as `store`, is accepted if its value requests nothing."""
         return unsupported.explain_refusal(name, value, fields)
 
     @model_validator(mode="before")
@@ -127,7 +127,7 @@ class Body(StrictModel):
             return body
         try:
             json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-        except TypeError:  # has bytes: a form's file, or a body that is not sent as JSON
+        except TypeError:  # a value is bytes: a form's file, or a body that is not sent as JSON
             pass
         except (ValueError, RecursionError) as error:
             raise BadRequestError(f"the body is not valid JSON: {error}"[:200]) from None
@@ -154,10 +154,10 @@ class Body(StrictModel):
 
 def require_small(value: Any, param: str, max_characters: int = MAX_GRAMMAR_CHARACTERS) -> Any:
     """Return `value`. Raises BadRequestError if, as a string, it has more than `max_characters`
-    characters. The default is the limit for grammars, as longer ones take too long to compile."""
+    characters. The default is the limit for grammars: longer grammars compile too slowly."""
     if len(str(value)) > max_characters:
         raise BadRequestError(
-            f"{param} is longer than {max_characters} characters; shorten it", param
+            f"{param} is longer than {max_characters} characters; shorten {param}", param
         )
     return value
 
@@ -167,7 +167,7 @@ def require_short(strings: Sequence[str] | None, param: str, max_characters: int
     size = sum(map(len, strings or ()))
     if size > max_characters:
         message = f"{param} has {size} characters in all, at most {max_characters} are allowed"
-        raise BadRequestError(f"{message}; shorten it", param)
+        raise BadRequestError(f"{message}; shorten {param}", param)
 
 
 # The check of a sampling option -> the pydantic type of its field in requests
@@ -199,12 +199,12 @@ SHARED_FIELDS = {
 
 
 def _make_field(name: str) -> Any:
-    """Return the pydantic field (type and default) of a sampling option. Its type and range are
+    """Return the pydantic field (type and default) of a sampling option. The type and range are
     derived from the option's check."""
     option = SAMPLING_OPTIONS[name]
     kind = FIELD_TYPES.get(option.check) or FIELD_TYPES.get(type(option.check))
     if kind is None:
-        raise TypeError(f"{name} has a check of an unknown kind: add its type to FIELD_TYPES")
+        raise TypeError(f"{name} has a check of an unknown kind: add a type for it to FIELD_TYPES")
     if kind is StrictBool:
         return StrictBool, Field(SAMPLING_DEFAULTS[name], description=option.help)
     assert option.api
@@ -222,8 +222,8 @@ SamplingFields: Any = create_model(
 
 
 class ApiRequest(SamplingFields):
-    """Fields that all endpoints that generate text have in common. Subclasses add the fields of an
-    endpoint, and properties that return their values under the names of engine options."""
+    """Fields that all endpoints that generate text have in common. Subclasses add fields of one
+    endpoint, and properties that return field values under the names of engine options."""
 
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
@@ -251,7 +251,7 @@ class ApiRequest(SamplingFields):
 
     @property
     def prompts(self) -> Sequence[Prompt]:
-        """Return the prompts; `n` outputs are generated for each."""
+        """Return the prompts; `n` outputs are generated for each prompt."""
         raise NotImplementedError
 
     @property
@@ -271,7 +271,7 @@ class ApiRequest(SamplingFields):
 
     @property
     def returns_prompt(self) -> bool:
-        """Return whether the prompt is returned too."""
+        """Return whether the answer contains the prompt."""
         return False
 
     @property
@@ -281,7 +281,7 @@ class ApiRequest(SamplingFields):
 
     @property
     def template_variables(self) -> dict[str, Any] | None:
-        """Return variables that the request sets for the chat template; None if it sets none."""
+        """Return the variables for the chat template; None if there are no variables."""
         return None
 
     def require(self) -> None:
@@ -290,21 +290,19 @@ class ApiRequest(SamplingFields):
         require_short(self.bad_words, "bad_words", MAX_BAD_WORDS_CHARACTERS)
         if self.stream and self.prompt_logprobs is not None:
             raise BadRequestError(
-                "prompt_logprobs does not support stream; leave one out", "prompt_logprobs"
+                "streams have no prompt_logprobs; leave out one of the two", "prompt_logprobs"
             )
         if self.speculation.gamma and not self.speculation.drafter:
             raise BadRequestError(
-                f"speculation.gamma is {self.speculation.gamma} and speculation.drafter false; "
-                "leave one out",
+                f"speculation.gamma is {self.speculation.gamma} and speculation.drafter is "
+                "false; leave out one of the two",
                 "speculation.gamma",
             )
         if self.stream_options is not None and not self.stream:
             raise BadRequestError("stream_options needs stream: true", "stream_options")
         limit, min_tokens = self.max_new_tokens, self.min_tokens
         if limit is not None and min_tokens is not None and min_tokens > limit:
-            message = (
-                f"min_tokens is {min_tokens}, above the {limit} new tokens asked for; lower it"
-            )
+            message = f"min_tokens is {min_tokens}, above the limit of {limit}; lower min_tokens"
             raise BadRequestError(message, "min_tokens")
 
     def get_reply_requirements(self, facts: ReplyFacts | None) -> ReplyRequirements | None:
@@ -370,7 +368,7 @@ class ApiRequest(SamplingFields):
     @property
     def text_format(self) -> tuple[str, Any, str]:
         """Return the requested type of the output ("text", "json_object" or "json_schema"), its
-        JSON schema (None: none), and the request's field that sets them."""
+        JSON schema or None, and the request's field that sets type and schema."""
         return "text", None, ""
 
     def _build_structured(self) -> dict[str, Any] | None:
@@ -379,29 +377,29 @@ class ApiRequest(SamplingFields):
         grammars = {kind: grammar for kind, grammar in grammars.items() if grammar is not None}
         if len(grammars) > 1:
             raise BadRequestError(
-                "structured_outputs has several grammars; give one", "structured_outputs"
+                "structured_outputs has several grammars; give one grammar", "structured_outputs"
             )
         if kind == "text":
             return require_small(grammars, "structured_outputs") or None
         if grammars:
-            problem = f"{field} and structured_outputs are both given; give one"
+            problem = f"{field} and structured_outputs are both given; leave out one of the two"
             raise BadRequestError(problem, field)
         if kind == "json_schema" and schema is None:
-            raise BadRequestError(f"{field} has no schema; give one", field)
+            raise BadRequestError(f"{field} has no schema; give a schema", field)
         return {
             "json_schema": {"type": "object"} if schema is None else require_small(schema, field)
         }
 
 
 def require_one_generation_prompt(request: Any) -> None:
-    """Raise BadRequestError if a request asks both to continue the final message and, explicitly,
-    to begin a new one with `add_generation_prompt`."""
+    """Raise BadRequestError if a request explicitly sets both `continue_final_message` and
+    `add_generation_prompt` to true."""
     opens_new = (
         request.add_generation_prompt and "add_generation_prompt" in request.model_fields_set
     )
     if opens_new and request.continue_final_message:
         problem = "continue_final_message and add_generation_prompt are both true"
-        raise BadRequestError(f"{problem}; leave one out", "continue_final_message")
+        raise BadRequestError(f"{problem}; leave out one of the two", "continue_final_message")
 
 
 class TextPart(StrictModel):
@@ -411,7 +409,7 @@ class TextPart(StrictModel):
 
 def _require_few_parts(content: Any) -> Any:
     if isinstance(content, list) and len(content) > MAX_CONTENT_PARTS:
-        raise ValueError(f"it has {len(content)} parts, at most {MAX_CONTENT_PARTS} are allowed")
+        raise ValueError(f"the list has {len(content)} parts; give at most {MAX_CONTENT_PARTS}")
     return content
 
 
@@ -440,8 +438,8 @@ PARTS_REMEDY = "give text, an image (image_url, input_image) or audio (input_aud
 
 
 def _normalize_content(content: Any) -> Any:
-    """Return the content of a message in the format of chat templates: a list of parts if it has
-    images or audio, otherwise one string."""
+    """Return the content of a message in the format of chat templates: a list of parts if the
+    message has images or audio, otherwise one string."""
     if not isinstance(content, list):
         return content
     parts = [_normalize_part(part) for part in _require_few_parts(content)]
@@ -468,7 +466,7 @@ def _normalize_part(part: Any) -> dict[str, Any]:
             raise ValueError(f"a part is {format_value(part)}; {PARTS_REMEDY}")
     if more.get("detail") not in (None, "auto"):
         problem = f"an image has the detail {format_value(more['detail'])}, which is not supported"
-        raise ValueError(f"{problem}; leave it out")
+        raise ValueError(f"{problem}; leave out detail")
     return {"type": "image", "image": url}
 
 
@@ -499,7 +497,7 @@ class Function(BaseModel, extra="allow"):
 
 class Tool(BaseModel, extra="allow", json_schema_extra={"required": ["type"]}):
     """A tool in the format of chat templates, with the function's fields in `function`. The format
-    of /v1/responses, which has them in the tool itself, is accepted too."""
+    of /v1/responses, with the function's fields in the tool itself, is accepted too."""
 
     type: Literal["function"]
     function: Function
@@ -579,16 +577,16 @@ class TemplatedRequest(ApiRequest):
         for name, value in self.template_settings.items():
             if name in given and given[name] != value:
                 problem = f"chat_template_kwargs and another field give different values of {name}"
-                raise BadRequestError(f"{problem}; give one", "chat_template_kwargs")
+                raise BadRequestError(f"{problem}; remove one value", "chat_template_kwargs")
         if self.requires_calls and self.structured_outputs is not None:
             problem = "structured_outputs constrains text, but tool_choice requires calls"
-            raise BadRequestError(f"{problem}; leave one out", "structured_outputs")
+            raise BadRequestError(f"{problem}; leave out one of the two", "structured_outputs")
         choice, names = self.tool_choice, [tool.function.name for tool in self.tools or ()]
         if choice not in (None, "none") and not names:
             raise BadRequestError("tool_choice needs tools; give tools", "tool_choice")
         if isinstance(choice, NamedTool) and choice.function.name not in names:
             known = ", ".join(map(repr, names))
-            problem = f"tool_choice names {choice.function.name!r}; give one of {known}"
+            problem = f"tool_choice is {choice.function.name!r}, not in tools; give one of {known}"
             raise BadRequestError(problem[:300], "tool_choice")
         require_small(self.chat_template_kwargs, "chat_template_kwargs", MAX_VARIABLES_CHARACTERS)
         require_small(
@@ -599,7 +597,7 @@ class TemplatedRequest(ApiRequest):
             require_small(parameters, place)
             if (kind := (parameters or {}).get("type", "object")) != "object":
                 raise BadRequestError(
-                    f"{place} has the type {format_value(kind)}; give an object", place
+                    f"{place} has the type {format_value(kind)}; give the type 'object'", place
                 )
         super().require()
 

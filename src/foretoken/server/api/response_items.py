@@ -55,7 +55,7 @@ class ReasoningPart(StrictModel):
 
 
 class ReasoningItem(StrictModel):
-    """Reasoning of the model that precedes its message or call."""
+    """Reasoning of the model before a message or call."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -68,15 +68,15 @@ class ReasoningItem(StrictModel):
 
 
 class UnknownItem(StrictModel):
-    """An item of an unsupported type. It is always refused, with an error about its type instead of
-    errors about its fields."""
+    """An item of an unsupported type. Such an item is always refused, with an error about the type
+    instead of errors about the fields."""
 
     @model_validator(mode="before")
     @classmethod
     def refuse(cls, item: Any) -> Any:
         kind = item.get("type") if isinstance(item, dict) else None
         raise make_field_error(
-            "type", f"it is {format_value(kind)}; give one of {', '.join(ITEM_TYPES)}"
+            "type", f"the type is {format_value(kind)}; give one of {', '.join(ITEM_TYPES)}"
         )
 
 
@@ -98,8 +98,8 @@ Item = Annotated[
 
 
 def to_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Convert the items of a conversation to chat messages. Calls join the assistant message before
-    them, and reasoning joins the assistant message after it."""
+    """Convert the items of a conversation to chat messages. A call is added to the preceding
+    assistant message; reasoning is added to the next assistant message."""
     turns: list[dict[str, Any]] = []
     thoughts = ""
     for item in items:
@@ -132,8 +132,8 @@ EventFormatter = Callable[..., str]  # (type, **data) -> server-sent event
 
 @dataclass(slots=True)
 class OutputItem:
-    """An item of a reply: a message, reasoning or a function call. For a call, `text` holds its
-    arguments. `index` is the item's index in the reply."""
+    """An item of a reply: a message, reasoning or a function call. For a function call, `text`
+    holds the call's arguments. `index` is the item's index in the reply."""
 
     kind: Literal["message", "reasoning", "function_call"]
     index: int
@@ -161,7 +161,7 @@ class OutputItem:
         return {"type": "output_text", "text": self.text, **more}
 
     def to_dict(self, status: str, *, empty: bool = False) -> dict[str, Any]:
-        """Return the item as JSON. `empty`: leave its content out, as in the event that announces
+        """Return the item as JSON. `empty`: leave out the content, as in the event that announces
         the item."""
         item: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
         if self.kind == "function_call":
@@ -201,13 +201,13 @@ class OutputItem:
 
 
 class OutputItems:
-    """Builds the items of one reply as it is generated, and their events."""
+    """Builds the items of one reply, and the events of the items, as the reply is generated."""
 
     def __init__(self, format_event: EventFormatter) -> None:
         self.items: list[OutputItem] = []
         self._format_event = format_event
         self._call: int | None = None
-        self._logprobs: list[dict[str, Any]] = []  # of text that is held back, not sent yet
+        self._logprobs: list[dict[str, Any]] = []  # of text that is held back
 
     def add_pieces(self, pieces: list[ReplyEvent], logprobs: list[dict[str, Any]]) -> Iterator[str]:
         """Add new pieces of the reply and yield their events. `logprobs` are sent with the next
@@ -224,8 +224,8 @@ class OutputItems:
         self._logprobs = logprobs
 
     def end(self, status: str, *, has_text: bool = True) -> Iterator[str]:
-        """End the last item, with this status, and yield its events. If there are no items, add an
-        empty message, unless the reply must have no text (`has_text` is False)."""
+        """End the last item with this status, and yield the item's events. If there are no items,
+        add an empty message, unless the reply must have no text (`has_text` is False)."""
         if not self.items and has_text:
             yield from self._begin("message", ReplyEvent())
         if not self.items:

@@ -97,8 +97,8 @@ class ResponsesRequest(TemplatedRequest):
         return self.reasoning.effort if self.reasoning else None
 
     def require(self) -> None:
-        """Also raise BadRequestError for fields that other endpoints support but this one does not,
-        and for a conversation without a message."""
+        """Raise BadRequestError as other endpoints do, and also for fields that only other
+        endpoints support and for a conversation without messages."""
         foreign = {
             "n": (self.n or 1) > 1,
             "return_token_ids": self.return_token_ids,
@@ -106,13 +106,13 @@ class ResponsesRequest(TemplatedRequest):
             "background": self.background,
         }
         if not response_items.to_messages(self.input):
-            raise BadRequestError("input has no message; give one", "input")
+            raise BadRequestError("input has no message; give a message", "input")
         for name, is_given in foreign.items():
             if is_given:
-                raise BadRequestError(f"/v1/responses does not support {name}; leave it out", name)
+                raise BadRequestError(f"/v1/responses does not support {name}; remove it", name)
         kind, schema, field = self.text_format
         if schema is not None and kind != "json_schema":
-            problem = f"{field} has the type {kind}, which takes no schema"
+            problem = f"{field} has the type {kind}, which does not use a schema"
             raise BadRequestError(f"{problem}; give the type json_schema", field)
         super().require()
 
@@ -225,7 +225,6 @@ class ResponseAnswer(answers.Answer[ResponsesRequest]):
 
 
 def _format_tool_choice(choice: str | NamedTool | None) -> Any:
-    """Return a request's `tool_choice` in the format of responses."""
     if isinstance(choice, NamedTool):
         return {"type": "function", "name": choice.function.name}
     return choice or "auto"

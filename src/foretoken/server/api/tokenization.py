@@ -45,13 +45,13 @@ class TokenizeRequest(Body):
         names = ("chat_template_kwargs", "tools", "add_generation_prompt", "continue_final_message")
         for name in names if self.messages is None else ():
             if name in self.model_fields_set and getattr(self, name) is not None:
-                raise BadRequestError(f"{name} needs messages; leave it out", name)
+                raise BadRequestError(f"{name} needs messages; leave out {name}", name)
         return self
 
     @property
     def template_variables(self) -> dict[str, Any] | None:
-        """Return the variables that the request sets for the chat template; None if it sets none.
-        Raises BadRequestError if they are too long."""
+        """Return the variables for the chat template; None if there are no variables. Raises
+        BadRequestError if the variables are too long."""
         require_small(self.chat_template_kwargs, "chat_template_kwargs", MAX_VARIABLES_CHARACTERS)
         variables = dict(self.chat_template_kwargs or {})
         if self.tools:
@@ -62,8 +62,8 @@ class TokenizeRequest(Body):
 
     @property
     def prompt_or_messages(self) -> str | list[dict[str, Any]]:
-        """Return the prompt, or the messages. Raises BadRequestError unless exactly one is
-        given."""
+        """Return the prompt, or the messages. Raises BadRequestError unless exactly one of the two
+        is given."""
         if self.prompt is not None and self.messages is None:
             return self.prompt
         if self.messages is None or self.prompt is not None:

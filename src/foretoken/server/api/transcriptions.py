@@ -1,5 +1,5 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations: transcribe an audio file, in its own
-language or in English."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations: transcribe an audio file in the
+language of the speech, or translate the speech to English."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ class TranscriptionForm(TranslationForm):
         if self.has_word_times and self.response_format != "verbose_json":
             problem = f"need verbose_json, but response_format is {self.response_format}"
             raise BadRequestError(
-                f"timestamps of words {problem}; change one of them", GRANULARITIES_FIELD
+                f"timestamps of words {problem}; give verbose_json", GRANULARITIES_FIELD
             )
         if self.stream and self.response_format != "json":
             problem = f"stream needs json, but response_format is {self.response_format}"
-            raise BadRequestError(f"{problem}; leave one out", "stream")
+            raise BadRequestError(f"{problem}; leave out one of the two", "stream")
 
 
 def _usage(transcription: Transcription) -> dict[str, Any]:
@@ -147,7 +147,7 @@ async def parse_form(request: Request, kind: type[TranslationForm]) -> Translati
             if name.endswith("[]"):
                 values.setdefault(name, []).append(content)
             elif name in values:
-                raise BadRequestError(f"{name} is given twice; give it once", name)
+                raise BadRequestError(f"{name} is given twice; give {name} once", name)
             else:
                 values[name] = content
     try:
@@ -158,8 +158,8 @@ async def parse_form(request: Request, kind: type[TranslationForm]) -> Translati
 
 
 class TranscriptionStream:
-    """A running transcription. `async with` starts it, raises RefusedRequest or UnavailableError if
-    the engine refuses it, and aborts it at the end if it is unfinished."""
+    """A transcription that `async with` starts, and at the end aborts if it is not finished. Raises
+    RefusedRequest or UnavailableError if the engine refuses the request."""
 
     def __init__(self, engine: AnyEngine, request: TranscribeRequest) -> None:
         self._engine, self._request = engine, request

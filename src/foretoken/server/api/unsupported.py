@@ -10,7 +10,7 @@ from typing import Any
 from foretoken.errors import format_value
 
 TEXT_ONLY = "this server generates text only"
-TEMPLATE_REMEDY = "give chat_template_kwargs, as the model's template names it"
+TEMPLATE_REMEDY = "set the chat template's variable in chat_template_kwargs"
 STATELESS = "nothing is stored; send the whole conversation"
 # Unsupported field -> the values, in addition to null, that request nothing and so are ignored, and
 # the reason for refusing all others
@@ -24,24 +24,24 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "moderation": ((), "this server does not moderate"),
     "prediction": ((), "only chat completions and completions support predicted outputs"),
     "verbosity": (("medium",), TEMPLATE_REMEDY),
-    "service_tier": (("auto", "default"), "there is one tier; give priority"),
+    "service_tier": (("auto", "default"), "there is only one tier; give priority instead"),
     "store": ((False,), "nothing is stored"),
     "conversation": ((), STATELESS),
     "previous_response_id": ((), STATELESS),
     "prompt": ((), "no prompts are stored; send messages"),
     "context_management": ((), "conversations are never shortened"),
     "web_search_options": ((), "this server does not search the web"),
-    "access_programs": ((), "there are no programs here"),
-    "background_options": ((), "answers are generated while the client waits"),
+    "access_programs": ((), "this server has no access programs"),
+    "background_options": ((), "requests do not run in the background"),
     "best_of": ((1,), "give n, and choose an output by its logprobs"),
     "suffix": (("",), "prompts are continued, not filled in"),
     "prompt_cache_options": ((), "give cache_salt to separate cached prefixes"),
     "prompt_cache_retention": (("in_memory",), "prefixes are cached in memory only"),
-    "chat_template": ((), "a template is a program; start the server with --chat-template"),
+    "chat_template": ((), "templates are programs; start the server with --chat-template"),
     "stream_obfuscation": ((False,), "events are not padded"),
 }
-# Field of another endpoint or server -> the fields that correspond to it here; an error suggests
-# the first of them that the endpoint has
+# Field of another endpoint or server -> corresponding fields of this server; an error suggests the
+# first corresponding field that the endpoint has
 FIELD_ALIASES = {
     "max_tokens": ("max_output_tokens",),
     "max_completion_tokens": ("max_tokens", "max_output_tokens"),
@@ -73,8 +73,8 @@ def explain_refusal(name: str, value: Any, fields: Set[str]) -> str | None:
 
 
 def explain_unknown(name: str, fields: Set[str]) -> str:
-    """Return the error message for an unknown field, with the most similar name among the supported
-    `fields`, or all of them."""
+    """Return the error message for an unknown field. It suggests the supported field with the most
+    similar name, or lists all supported `fields`."""
     here = [each for each in FIELD_ALIASES.get(name, ()) if each in fields]
     near = here or get_close_matches(name, sorted(fields), 1, 0.8)
     remedy = (

@@ -1,5 +1,6 @@
-"""Client of an engine's process, in the HTTP process: starts the process, sends it requests over a
-pipe and receives outputs. If the process dies, its requests fail and it is restarted."""
+"""Client of an engine's process, for the HTTP process. The client starts the engine's process,
+sends requests over a pipe and receives outputs. If the engine's process dies, its requests fail and
+the client starts a new process."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ from foretoken.server.process.messages import (
 from foretoken.server.process.statistics import SpecDecodeStats
 
 State = Literal["loading", "ready", "restarting", "failed", "draining", "stopped"]
-RESTART_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after 1, 2, ... deaths since it was last ready
+RESTART_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after 1, 2, ... deaths since the engine was ready
 CHECK_INTERVAL_S = 1.0  # between two checks of an engine
 # An engine is killed if it takes no step for this long while requests wait. A step may take tens of
 # seconds on a slow machine
@@ -56,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class RefusedRequest(Exception):
-    """The engine refused a request or query, or failed before it was finished."""
+    """The engine refused a request or query, or failed before the request or query was finished."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -76,8 +77,8 @@ Listener = Callable[[Notification], None]
 
 
 class Pipe(Protocol):
-    """The methods of multiprocessing's `Connection` that EngineClient uses. They raise EOFError or
-    OSError once the other end is closed."""
+    """The methods of multiprocessing's `Connection` that EngineClient uses. The methods raise
+    EOFError or OSError once the other end is closed."""
 
     def recv(self) -> Any: ...
 
@@ -86,7 +87,7 @@ class Pipe(Protocol):
 
 class Process(Protocol):
     """The methods of multiprocessing's process that EngineClient uses. The process ends when its
-    engine does; `kill` also closes its end of the pipe."""
+    engine ends; `kill` also closes the process's end of the pipe."""
 
     def join(self, timeout: float) -> None: ...
 
@@ -101,7 +102,7 @@ class Child(NamedTuple):
 
 
 def spawn(setup: EngineSetup) -> Child:
-    """Start an engine in a new process, which ends when this process does."""
+    """Start an engine in a new process, which ends when this process ends."""
     context = get_context("spawn")  # a fork would copy locks that other threads hold
     own_end, child_end = context.Pipe()
     process = context.Process(
@@ -113,8 +114,9 @@ def spawn(setup: EngineSetup) -> Child:
 
 
 def run_engine_process(pipe: Connection, setup: EngineSetup) -> None:
-    """Run an engine: the main function of the engine's process. `pipe`: to the HTTP process."""
-    # A terminal sends these signals to both processes, but the HTTP process decides when this ends
+    """Run an engine: the main function of the engine's process. `pipe` leads to the HTTP
+    process."""
+    # A terminal sends these signals to both processes, but the HTTP process ends the engine's
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -126,8 +128,8 @@ def run_engine_process(pipe: Connection, setup: EngineSetup) -> None:
 
 
 def _exit_with_parent(parent: BaseProcess | None) -> None:
-    """End this process when its parent ends. While models load or if a step hangs, it would not
-    notice that the pipe is closed."""
+    """End this process when its parent ends. While models load or a step hangs, the process would
+    not notice a closed pipe."""
     if parent is not None:
         parent.join()
         os._exit(1)
@@ -153,7 +155,7 @@ class EngineClient:
         self._stuck: set[int] = set()  # requests that have waited since the last step
         self._stuck_s = 0.0  # seconds that these requests have waited
         self._process: Process | None = None
-        self._deaths = 0  # of processes, since an engine was last ready
+        self._deaths = 0  # deaths of processes since an engine was last ready
         self._idle = asyncio.Event()
         self._outgoing: SimpleQueue[Any] = SimpleQueue()
         self.on_failure = lambda: None  # called if the models cannot be loaded
@@ -170,7 +172,6 @@ class EngineClient:
 
     @property
     def _target(self) -> str:
-        """Return the model's name for the log."""
         return "a model" if self.info is None else self.info.target
 
     def start(self) -> None:
@@ -185,8 +186,8 @@ class EngineClient:
         self._watch(self._process)
 
     async def stop(self, drain_seconds: float) -> None:
-        """Refuse new requests, give running ones `drain_seconds` to finish, abort the others, and
-        end the engine's process."""
+        """Refuse new requests, give running requests `drain_seconds` to finish, abort unfinished
+        requests, and end the engine's process."""
         if self.state in ("draining", "stopped"):
             return
         listens, self.state = self.state == "ready", "draining"
@@ -199,17 +200,17 @@ class EngineClient:
         self.state = "stopped"
         self._send(Stop())
         if self._process is not None:
-            if listens:  # while loading, it does not receive `Stop`
+            if listens:  # while loading, the process does not receive `Stop`
                 await asyncio.to_thread(self._process.join, 5)
             self._process.kill()
 
     def submit(self, request: AnyRequest, listener: Listener) -> Callable[[], None]:
         """Send a request to the engine and return a function that aborts it.
 
-        `listener` is called on the event loop with each notification about the request: first
-        `Accepted`, then the `StepOutput` of each step; for a transcription `TranscriptDelta`s and
-        at the end a `Reply`. A RefusedRequest ends either. Raises UnavailableError if the engine is
-        not ready.
+        `listener` is called on the event loop with each notification about the request: for a
+        GenerateRequest `Accepted`, then the `StepOutput` of each step; for a transcription
+        `TranscriptDelta`s, then a `Reply`. If the request fails, the last notification is a
+        RefusedRequest. Raises UnavailableError if the engine is not ready.
         """
         self._require_ready()
         id = self._add_listener(listener)
@@ -262,8 +263,8 @@ class EngineClient:
             self._idle.set()
 
     def _send(self, message: ToEngine) -> None:
-        """Queue a message for the writer thread: sending it here would block the event loop while
-        the pipe is full."""
+        """Queue a message for the writer thread: sending here would block the event loop while the
+        pipe is full."""
         try:
             self._outgoing.put(ForkingPickler.dumps(message))
         except RecursionError:
@@ -281,8 +282,8 @@ class EngineClient:
                 return
 
     def _forward_messages(self, pipe: Pipe) -> None:
-        """In the reader thread, pass each message of the engine to `_handle` on the event loop, and
-        None once the pipe is closed."""
+        """In the reader thread, pass each message of the engine to `_handle` on the event loop;
+        pass None once the pipe is closed."""
         while True:
             try:
                 message: FromEngine | None = pipe.recv()
@@ -325,7 +326,7 @@ class EngineClient:
 
     def _deliver(self, message: Accepted | TranscriptDelta | Reply | Refusal | StepOutput) -> None:
         listener = self._listeners.get(message.id)
-        if listener is None:  # its client has disconnected
+        if listener is None:  # the client has disconnected
             return
         match message:
             case Accepted(id, prompt_tokens):
@@ -360,10 +361,10 @@ class EngineClient:
             self._deliver(Refusal(id, "dead", reason))
 
     def _handle_exit(self) -> None:
-        """Fail the requests of the process, which has ended. Restart it unless its models could not
-        be loaded or it was stopped."""
+        """Fail the requests of the process, which has ended. Start a new process unless the models
+        could not be loaded or the client was stopped."""
         if self._process is not None:
-            self._process.kill()  # it may only have closed its pipe
+            self._process.kill()  # the process may only have closed its pipe
         self.running = self.waiting = self._preempted = 0
         if self.state not in ("failed", "stopped", "draining"):
             self.state = "restarting"
@@ -372,7 +373,7 @@ class EngineClient:
             self.restarts += 1
             log.error("the engine of %s ended; it is restarted in %s s", self._target, delay)
             self._loop.call_later(delay, self._restart)
-        self._fail("the engine stopped during this request; send it again")
+        self._fail("the engine stopped during this request; send the request again")
 
     def _restart(self) -> None:
         if self.state == "restarting":
@@ -380,8 +381,8 @@ class EngineClient:
 
 
 def _find_deepest_argument(message: ToEngine) -> str | None:
-    """Return the name of the request's or query's argument that is nested too deeply to be pickled;
-    None if there is no such argument."""
+    """Return the name of an argument of the request or query that is nested too deeply to be
+    pickled; None if there is no such argument."""
     arguments: dict[str, Any] = getattr(message, "arguments", {})
     if isinstance(message, Add) and isinstance(request := message.request, GenerateRequest):
         request_fields = {each.name: getattr(request, each.name) for each in fields(request)}

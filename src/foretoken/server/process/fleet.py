@@ -1,9 +1,9 @@
-"""Several engines, wherever they run. `EngineFleet` is a set of replicas with the interface of one
-engine: if a replica dies, its requests continue on another. `ServedModels` maps each served model
-name to its engine.
+"""Several engines, on any machines. `EngineFleet` is a set of replicas with the interface of one
+engine: if a replica dies, its requests continue on another replica. `ServedModels` maps each served
+model name to its engine.
 
-Apart from the base model, each served model is the base model with an adapter merged in. Its engine
-shares nothing with the other engines.
+Each served model other than the base model is the base model with an adapter merged in. The engines
+of served models share nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from foretoken.server.process.messages import (
 from foretoken.server.process.statistics import SpecDecodeStats
 from foretoken.text.messages import MEDIA_PART_KEYS, get_parts
 
-# How often a request may move to another engine: a request that kills engines must not kill all
+# Times that a request may move to another engine: a request that kills engines must not kill all
 MAX_MOVES = 3
 ENGINE_TIMEOUT_S = 300.0  # how long a request waits for an engine while all engines restart
 POLL_INTERVAL_S = 0.05  # between two checks of an engine that starts
@@ -66,9 +66,9 @@ log = logging.getLogger(__name__)
 
 def compute_prefix_digests(request: GenerateRequest) -> list[int]:
     """Return digests of the prefixes of a request's prompt, the shortest prefix first: one for
-    every DIGEST_CHARACTERS characters or DIGEST_IDS ids. Two requests have a digest in common only
-    if they have that prefix, the cache salt and the chat template in common; so a conversation
-    shares the digests of its earlier turns."""
+    every DIGEST_CHARACTERS characters or DIGEST_IDS ids. Two requests share a digest only if they
+    share the prefix, the cache salt and the chat template; so requests of one conversation share
+    the digests of its earlier turns."""
     prompt, size = request.prompt, DIGEST_CHARACTERS
     if is_chat(prompt):
         prompt = "".join(f"{turn.get('role')}\0{_flatten_content(turn)}\0" for turn in prompt)
@@ -94,8 +94,7 @@ def _flatten_content(message: dict[str, Any]) -> str:
 
 
 def _sum_property(name: str) -> Any:
-    """Return a property of EngineFleet: the sum of an attribute over the fleet's current engines
-    and the engines that have ended."""
+    """Return a property of EngineFleet: the sum of an attribute over current and ended engines."""
 
     def add(fleet: EngineFleet) -> int:
         return sum(getattr(each, name) for each in fleet.engines) + fleet.ended_totals[name]
@@ -106,7 +105,7 @@ def _sum_property(name: str) -> Any:
 class EngineFleet:
     """A set of `count` replicas of an engine with the interface of one EngineClient. The first
     replica starts alone, so that nothing disturbs its measurement of the costs of steps; the other
-    replicas use these costs."""
+    replicas use the measured costs."""
 
     def __init__(
         self, setup: EngineSetup, launch: Callable[[EngineSetup], Child], count: int
@@ -118,7 +117,7 @@ class EngineFleet:
         for client in self._clients:
             client.on_failure = partial(self._fail, client)
         self.statistics = SpecDecodeStats()
-        # (engine, digest of a prefix that it has prefilled), the least recently used first
+        # (engine, digest of a prefix that the engine has prefilled), the least recently used first
         self._prefilled: OrderedDict[tuple[Hashable, int], None] = OrderedDict()
         self._measured = False  # whether the first engine has been ready, with its costs measured
         self._leaving: dict[EngineClient, asyncio.Task[None]] = {}  # engines that are draining
@@ -141,8 +140,8 @@ class EngineFleet:
         self._starting = asyncio.create_task(self._start_others())
 
     async def stop(self, drain_seconds: float) -> None:
-        """Refuse new requests, give running ones `drain_seconds` to finish, abort the others, and
-        end the engines."""
+        """Refuse new requests, give running requests `drain_seconds` to finish, abort unfinished
+        requests, and end the engines."""
         if self._end_state is not None:
             return
         self._end_state = "draining"
@@ -155,9 +154,9 @@ class EngineFleet:
         self._end_state = "stopped"
 
     def scale(self, count: int, drain_seconds: float) -> None:
-        """Change the number of engines to `count`. A surplus engine accepts no new requests and
-        ends once it has none, at the latest after `drain_seconds`; requests that it has not
-        finished continue on other engines."""
+        """Change the number of engines to `count`. A surplus engine accepts no new requests. It
+        ends when its requests are finished, at the latest after `drain_seconds`; unfinished
+        requests then continue on other engines."""
         assert count > 0
         if self.is_ending:
             return
@@ -176,7 +175,7 @@ class EngineFleet:
 
     def _forget(self, client: EngineClient, end: asyncio.Task[None]) -> None:
         """Remove an engine that `scale` has stopped, and add its counts to the totals. `end`: the
-        task that stopped it."""
+        task that stopped the engine."""
         del self._leaving[client]
         self.ended_totals.update(preempted=client.preempted, restarts=client.restarts)
         if not end.cancelled() and (error := end.exception()) is not None:
@@ -232,8 +231,8 @@ class EngineFleet:
         return client
 
     async def wait_for_client(self, request: GenerateRequest) -> EngineClient:
-        """Wait at most ENGINE_TIMEOUT_S until an engine is ready, and return the best one for a
-        request. Raises UnavailableError if none is ready then."""
+        """Wait at most ENGINE_TIMEOUT_S until an engine is ready, and return the best engine for a
+        request. Raises UnavailableError if no engine is ready then."""
         with suppress(TimeoutError):
             await asyncio.wait_for(wait_until_settled(self), ENGINE_TIMEOUT_S)
         return self.get_ready_client(request)
@@ -245,9 +244,9 @@ class EngineFleet:
         return self._end_state is not None
 
     def _choose_client(self, ready: list[EngineClient], prefix: list[int]) -> EngineClient:
-        """Return the engine that has prefilled the longest part of a prompt, given as the digests
-        of its prefixes. Return the least busy engine instead if that part is not more than
-        MIN_PREFIX_SHARE of the prompt; engines that are much busier are not considered."""
+        """Return the engine that has prefilled the longest part of a prompt, of the engines that
+        are not much busier than the least busy engine. If that part is at most MIN_PREFIX_SHARE of
+        the prompt, return the least busy engine. `prefix`: digests of the prompt's prefixes."""
 
         def count_prefilled(client: EngineClient) -> int:
             new = (
@@ -265,19 +264,19 @@ class EngineFleet:
         return best if count_prefilled(best) > MIN_PREFIX_SHARE * len(prefix) else least_busy
 
     async def _start_others(self) -> None:
-        """Start the other engines once the first engine is ready, and give them its costs."""
+        """Start the other engines once the first engine is ready, with its measured costs."""
         first = self._clients[0]
         if await wait_until_settled(first) != "ready":  # the others could not start either
             return
         self._measured = True
-        for client in self._clients:  # also the first, which then does not measure after a restart
+        for client in self._clients:  # also the first, which then measures no costs after a restart
             client.setup = replace(client.setup, costs=first.info and first.info.costs)
         for client in self._clients[1:]:
             client.start()
         while any(client.state == "loading" for client in self._clients):
             await asyncio.sleep(POLL_INTERVAL_S)
         for client in self._clients:
-            client.on_failure = lambda: None  # from now on the other engines continue without it
+            client.on_failure = lambda: None  # from now on, the fleet continues without it
 
     def _fail(self, client: EngineClient) -> None:
         self.problem = client.problem
@@ -285,8 +284,8 @@ class EngineFleet:
 
 
 class MovableRequest:
-    """A request that a fleet has submitted to one of its engines. If that engine dies, another one
-    continues the output, at most MAX_MOVES times."""
+    """A request that a fleet has submitted to one of its engines. If that engine dies, another
+    engine continues the output, at most MAX_MOVES times."""
 
     def __init__(self, fleet: EngineFleet, request: GenerateRequest, listener: Listener) -> None:
         self.fleet, self.request, self.listener = fleet, request, listener
@@ -335,8 +334,8 @@ class MovableRequest:
 
 
 def _get_prefix_owner(client: EngineClient) -> tuple[int, int]:
-    """Return a key for the cached prefixes of an engine. It changes when the engine restarts, as
-    its cache is lost then."""
+    """Return a key for the cached prefixes of an engine. The key changes when the engine restarts,
+    as the cache is lost then."""
     return client.number, client.restarts
 
 
@@ -370,8 +369,8 @@ class ServedModels:
         self._starting = asyncio.create_task(self._start_others())
 
     async def stop(self, drain_seconds: float) -> None:
-        """Refuse new requests, give running ones `drain_seconds` to finish, abort the others, and
-        end the engines."""
+        """Refuse new requests, give running requests `drain_seconds` to finish, abort unfinished
+        requests, and end the engines."""
         if self._starting is not None:
             self._starting.cancel()
         await asyncio.gather(*(engine.stop(drain_seconds) for engine in self.engines.values()))
@@ -388,8 +387,8 @@ class ServedModels:
         return dict(sum((Counter(each.states) for each in self.engines.values()), Counter[str]()))
 
     async def _start_others(self) -> None:
-        """Start the engines of the other models one after another, each once the engine before it
-        is ready."""
+        """Start the engines of the other models one after another: each starts once the engine
+        before it is ready."""
         for name, engine in self.engines.items():
             if name != self.base:
                 engine.start()
@@ -403,7 +402,7 @@ class ServedModels:
         info, others = self.engines[self.base].info, len(self.engines) - 1
         if info is None or not others:
             return
-        with suppress(psutil.Error):  # raised if the engine has just died
+        with suppress(psutil.Error):  # if the engine has just died
             size = psutil.Process(info.pid).memory_info().rss / 1e9
             log.info(
                 "%s uses %.1f GB; %s more models will each use as much", self.base, size, others

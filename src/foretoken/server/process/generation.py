@@ -1,5 +1,5 @@
-"""The outputs of one HTTP request, which may have several prompts and several outputs for each; the
-engine generates them in one batch."""
+"""The outputs of one HTTP request, which may have several prompts and several outputs per prompt;
+the engine generates all these outputs in one batch."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class GeneratedOutput:
 
 
 class Generation:
-    """The outputs of a request, `n` for each prompt. `async with` submits them to the engine,
-    raises RefusedRequest or UnavailableError if the engine refuses any of them, and at the end
-    aborts the unfinished ones."""
+    """The outputs of a request, `n` for each prompt. `async with` submits a request for each output
+    to the engine, raises RefusedRequest or UnavailableError if the engine refuses one, and at the
+    end aborts unfinished outputs."""
 
     def __init__(self, engine: AnyEngine, requests: Sequence[GenerateRequest], n: int = 1) -> None:
         self.n = n

@@ -1,5 +1,5 @@
 """The arguments of an engine's process, and the messages that it exchanges with the HTTP process
-over a pipe. All are plain data, which can be pickled without torch."""
+over a pipe. Arguments and messages are plain data, which can be pickled without torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EngineSetup:
         engine: Keyword arguments of `Engine`.
         log_options: Logging of the process.
         costs: Costs of steps that another engine measured, pickled; None: measure them.
-        adapters: Adapters of engines that start later; they are checked before models load.
+        adapters: Adapters of engines that start later; checked before the models load.
         chat_template: Jinja template; None: the model's own.
         tool_parser: Name of the format of replies, or "auto".
         max_pixels: Maximum pixels of an image.
@@ -66,12 +66,12 @@ class GenerateRequest:
     controls: Controls = field(default_factory=Controls)  # fields of SamplingParams
     seed: tuple[int, int] = (0, 0)
     gamma: int | None = None  # draft tokens per target call; None: automatic
-    rule: str | None = None  # None: the engine's
-    lenience: float | None = None  # None: the engine's
+    rule: str | None = None  # None: the engine's rule
+    lenience: float | None = None  # None: the engine's lenience
     cache_salt: str = ""
     priority: int = 0
     prediction: str | None = None
-    chat_template: str | None = None  # None: the model's own
+    chat_template: str | None = None  # None: the model's own template
     chat_template_kwargs: dict[str, Any] | None = None
     # Maximum new tokens if max_new_tokens is not set; None: up to the context length
     default_new_tokens: int | None = None
@@ -85,8 +85,8 @@ class GenerateRequest:
 
     @property
     def is_constrained(self) -> bool:
-        """Return whether a grammar may have to be compiled for the request: it has a constraint, or
-        functions that the reply may call."""
+        """Return whether a grammar may have to be compiled for the request: the request has a
+        constraint, or functions that the reply may call."""
         return bool(
             self.controls.get("structured")
             or (self.reply_requirements and self.reply_requirements.functions)
@@ -112,7 +112,7 @@ AnyRequest = GenerateRequest | TranscribeRequest
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Message to the engine: start a request, under an id that is not in use."""
+    """Message to the engine: start a request, with an id that is not in use."""
 
     id: int
     request: AnyRequest
@@ -127,7 +127,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Message to the engine: answer a query, with the method of `Queries` called `name`."""
+    """Message to the engine: answer a query. `name`: the method of `Queries` that answers."""
 
     id: int
     name: Query
@@ -141,8 +141,8 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class ReplyFacts:
-    """Format of a model's replies. They are parsed by the tokenizer's own response template,
-    `template`, if there is one; otherwise, and if the request requires calls, in `format`."""
+    """Format of a model's replies. Replies that must contain calls, and all replies without a
+    `template` of the tokenizer, are parsed in `format`; other replies are parsed by `template`."""
 
     format: str  # name of a format in `text.replies`
     is_known: bool = False  # whether the chat template uses `format`; if not, it is a default
@@ -152,7 +152,7 @@ class ReplyFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Message from the engine: it is ready; a description of its models."""
+    """Message from the engine that it is ready, with a description of its models."""
 
     target: str
     draft: str | None
@@ -164,7 +164,7 @@ class ModelInfo:
     draft_runtime: str | None
     dtype: str
     replies: ReplyFacts
-    media: tuple[str, ...]  # supported parts of messages besides text
+    media: tuple[str, ...]  # supported media in messages: "image", "audio"
     transcribes: bool
     suggested: dict[str, Any]  # temperature, top_p, top_k of the generation config, or None
     max_rows: int
@@ -174,7 +174,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """Message from the engine: the models cannot be loaded; the process ends. `message`: why."""
+    """Message from the engine: the models cannot be loaded (`message`), so the process ends."""
 
     message: str
 
@@ -190,7 +190,7 @@ class Reply:
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Message from the engine: a request or query is refused or has failed. `option`: the engine's
-    argument that caused it, if any."""
+    argument that caused the refusal, if any."""
 
     id: int
     kind: RefusalKind
@@ -221,12 +221,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Message from the engine: it has accepted a request. It precedes the request's outputs."""
+    """Message from the engine that it has accepted a request, sent before the request's outputs."""
 
     id: int
     prompt_tokens: int  # length of the prompt
     echo: str = ""  # the prompt as a string, if the request has `echo`
-    first_prompt_token: tuple[TokenLogprob, ...] = ()  # with `echo`; it has no logprob
+    first_prompt_token: tuple[TokenLogprob, ...] = ()  # with `echo`; this token has no logprob
     tail: str = ""  # the decoded end of the prompt with special tokens, if the reply is parsed
     prompt_ids: list[int] | None = None  # if the request has `return_prompt_ids`
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class OutputConverter:
     """Converts the engine's events to messages. `spelling`: the text of the model's tokens; `eos`:
-    the ids of its EOS tokens."""
+    the ids of the model's EOS tokens."""
 
     spelling: TokenSpelling
     eos: frozenset[int]
@@ -66,7 +66,7 @@ class OutputConverter:
         stop = completion.stop_reason
         return Done(
             completion.finish_reason,
-            None if stop in self.eos else stop,  # as vLLM: an EOS token is no stop_reason
+            None if stop in self.eos else stop,  # as in vLLM, an EOS token is not a stop_reason
             completion.stats,
             self._convert_logprobs(completion.prompt_logprobs, request.offsets[1:]),
         )

@@ -58,8 +58,8 @@ class RequestPreparer:
     sandbox: GrammarSandbox
 
     def prepare(self, id: int, request: GenerateRequest) -> tuple[EngineRequest, dict[str, Any]]:
-        """Return the worker's record of a request, and the keyword arguments of `Engine.add` for
-        it. Raises ForetokenError if the request is invalid."""
+        """Return the worker's record of a request, and the request's keyword arguments for
+        `Engine.add`. Raises ForetokenError if the request is invalid."""
         with name_option_in_errors("prompt"):
             messages, variables = (
                 self.replies.build_messages(request),
@@ -86,14 +86,14 @@ class RequestPreparer:
         self, id: int, request: GenerateRequest, ids: list[int]
     ) -> tuple[Accepted, list[int]]:
         """Return the `Accepted` message of a request, and the offset of each prompt token in the
-        echoed prompt; no offsets unless they are reported."""
+        echoed prompt, or [] if no offsets are reported."""
         tail = "" if request.reply_requirements is None else self.replies.decode_tail(ids)
         reported_ids = ids if request.return_prompt_ids else None
         if not request.echo:
             return Accepted(id, len(ids), tail=tail, prompt_ids=reported_ids), []
         prompt, tokenizer = request.prompt, self.spec.tokenizer
         if tokenizer is None:
-            raise InputError("echo needs a tokenizer, and the model has none; leave it out")
+            raise InputError("echo needs a tokenizer, but there is none; leave out echo")
         if not isinstance(prompt, str):
             prompt = decode(tokenizer, ids)
         logprobs = request.controls.get("prompt_logprobs") is not None
@@ -102,8 +102,8 @@ class RequestPreparer:
         return Accepted(id, len(ids), prompt, (first,), tail, reported_ids), offsets
 
     def _build_controls(self, request: GenerateRequest, tail: str) -> Controls:
-        """Return the sampling options of a request, completed by those that its reply's format
-        requires. Raises InputError if the grammar takes too long to compile."""
+        """Return the sampling options of a request, completed by the options that the reply's
+        format requires. Raises InputError if the grammar takes too long to compile."""
         controls = request.controls
         if request.reply_requirements is not None:
             controls = controls | self.replies.build_controls(request, tail)
@@ -119,7 +119,7 @@ class RequestPreparer:
         """Return the sampling option `bad_words_ids` that bans words: the token ids of each word,
         with and without a leading space."""
         if self.spec.tokenizer is None:
-            raise InputError("bad_words needs a tokenizer, and the model has none; leave it out")
+            raise InputError("bad_words needs a tokenizer, but there is none; leave out bad_words")
         spelled = [
             self.spec.inputs.tokenize_prediction(lead + text)
             for text in words
@@ -129,14 +129,14 @@ class RequestPreparer:
 
 
 def blame_function(request: GenerateRequest, error: Exception) -> Exception:
-    """Return `error`, or a clearer one if the grammar for calls does not compile: an InputError
-    that names the function with the unsupported parameters."""
+    """Return `error`, or, if the grammar for calls does not compile, a clearer InputError that
+    names the function with the unsupported parameters."""
     if getattr(error, "option", None) != "structured" or request.reply_requirements is None:
         return error
     for function in request.reply_requirements.functions:
         if function.parameters and (reason := find_schema_problem(json.dumps(function.parameters))):
             problem = f"the parameters of the function {function.name!r} are not supported"
-            return InputError(f"{problem}: {reason}; correct them").with_option("tools")
+            return InputError(f"{problem}: {reason}; correct the parameters").with_option("tools")
     return error
 
 
@@ -146,8 +146,8 @@ class TooLongError(InputError):
 
 
 class PromptEncoder:
-    """Encodes prompts for one target. Raises TooLongError for prompts longer than `context`, the
-    context length; None: no limit."""
+    """Encodes prompts for one target. Raises TooLongError for a prompt that exceeds the context
+    length `context`; None: no limit."""
 
     def __init__(self, spec: Speculator, context: int | None, media: MediaSandbox) -> None:
         self.spec, self.context, self.media = spec, context, media
@@ -177,8 +177,8 @@ class PromptEncoder:
         return self.spec.inputs.encode_prompt(cast(Any, prompt))
 
     def encode_prediction(self, text: str) -> list[int]:
-        """Return the token ids of a predicted output. Raises TooLongError if it exceeds the context
-        length."""
+        """Return the token ids of a predicted output. Raises TooLongError if they exceed the
+        context length."""
         self._require_short(text, "prediction")
         ids = list(self.spec.inputs.tokenize_prediction(text))
         self._require_fit(ids, "prediction")
@@ -187,14 +187,14 @@ class PromptEncoder:
     def limit_new_tokens(
         self, prompt_tokens: int, requested: int | None, default: int | None
     ) -> int:
-        """Return the maximum number of new tokens: `requested`, or if it is None the rest of the
+        """Return the maximum number of new tokens: `requested`, or, if it is None, the rest of the
         context, at most `default`. Raises TooLongError if prompt and new tokens exceed the context
         length."""
         context = self.context
         if context is not None and prompt_tokens + (requested or 1) > context:
             and_requested = f" and max_tokens is {requested}" if requested else ""
             fits = prompt_tokens < context
-            remedy = "ask for fewer tokens" if fits else "shorten it"
+            remedy = "ask for fewer tokens" if fits else "shorten the prompt"
             raise TooLongError(
                 f"the prompt has {prompt_tokens} tokens{and_requested}, but the context length is "
                 f"{context}; {remedy}"
@@ -205,8 +205,8 @@ class PromptEncoder:
         return room if default is None else min(room, default)
 
     def _require_short(self, prompt: Prompt, name: str) -> None:
-        """Raise TooLongError if a prompt certainly exceeds the context length, judged by its
-        characters: tokenizing it first would take seconds for some MB."""
+        """Raise TooLongError if a prompt has too many characters for the context length: tokenizing
+        some MB to count the tokens would take seconds."""
         if isinstance(prompt, list) and not is_chat(prompt):
             self._require_fit(prompt, name)
             return
@@ -214,13 +214,13 @@ class PromptEncoder:
         if self.context is not None and size > self.max_token_characters * self.context:
             raise TooLongError(
                 f"the {name} has {size} characters, which exceed the context length of "
-                f"{self.context} tokens; shorten it"
+                f"{self.context} tokens; shorten the {name}"
             )
 
     def _require_fit(self, ids: list[Any], name: str) -> None:
         if self.context is not None and len(ids) > self.context:
             problem = f"the {name} has {len(ids)} tokens, but the context length is {self.context}"
-            raise TooLongError(f"{problem}; shorten it")
+            raise TooLongError(f"{problem}; shorten the {name}")
 
     def _decode_media(self, i: int, message: dict[str, Any]) -> dict[str, Any]:
         """Return message `i` with the bytes of its images and audio decoded to arrays."""

@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Answers queries about one Speculator. Each public method answers the `Ask` of its name."""
+    """Answers queries about one Speculator. Each public method answers the `Ask` messages whose
+    `name` is the method's name."""
 
     spec: Speculator
     prompts: PromptEncoder
@@ -44,7 +45,7 @@ class Queries:
         token. Raises InputError if the prompt is invalid."""
         if (chat_template_kwargs or {}).get("tools") and not self.replies.offers_tools:
             problem = "the chat template supports no tools (in chats, a system message lists them)"
-            raise InputError(f"{problem}; leave them out").with_option("tools")
+            raise InputError(f"{problem}; leave out tools").with_option("tools")
         with name_option_in_errors("prompt"):
             ids = get_ids(self.prompts.encode(prompt, template, chat_template_kwargs))
         return {"tokens": ids} | ({"token_strs": [*map(self.spelling.name, ids)]} if texts else {})
@@ -55,16 +56,16 @@ class Queries:
         with name_option_in_errors("tokens"):
             ids = self.spec.inputs.encode_prompt(tokens)
         if self.spec.tokenizer is None:
-            raise InputError("the model has no tokenizer to decode ids; decode them yourself")
+            raise InputError("the model has no tokenizer to decode ids; decode the ids yourself")
         return decode(self.spec.tokenizer, ids)
 
     def speculation(self, alpha: float | None, made: dict[int, int]) -> dict[str, Any]:
         """Return the costs c and v of steps at batch size 1, for the sampling params measured last,
-        and the speed-up that they predict. Values are None if unknown.
+        and the speed-up predicted from these costs. Values are None if unknown.
 
         Args:
             alpha: Acceptance rate measured so far; None: unknown.
-            made: For each number of draft tokens, the number of steps that had it.
+            made: Number of draft tokens in a step -> number of such steps.
         """
         costs = self.spec.costing.find_single_costs()
         if costs is None:
@@ -100,7 +101,6 @@ def describe_models(spec: Speculator, engine: Engine, replies: ReplyPreparer) ->
 
 
 def _media_kinds(spec: Speculator) -> tuple[str, ...]:
-    """Return the kinds of media that the target supports in messages."""
     if spec.processor is None or not spec.target.capabilities.media:
         return ()
     try:

@@ -1,5 +1,5 @@
-"""Preparation of chat replies in the engine's process: detect their format, put tools into prompts,
-and build the grammar for calls."""
+"""Preparation of chat replies in the engine's process: detect the format of replies, put tools into
+prompts, and build the grammar for calls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOOLS_PROMPT = """You can call functions. To call one, write <tool_call>
 
 
 class ReplyPreparer:
-    """Determines the format of one model's replies, and prepares requests for it."""
+    """Determines the format of one model's replies, and prepares requests for this format."""
 
     def __init__(self, tokenizer: Any, template: str | None, parser: str) -> None:
         """`template`: the server's chat template; None: the tokenizer's own. `parser`: name of a
@@ -72,13 +72,12 @@ class ReplyPreparer:
 
     @property
     def offers_tools(self) -> bool:
-        """Return whether the chat template renders the `tools` variable, so that it lists the tools
-        in the prompt."""
+        """Return whether the chat template lists the tools in the prompt: it renders `tools`."""
         return "tools" in self.template
 
     def build_messages(self, request: GenerateRequest) -> Any:
-        """Return the prompt of a request. If it has tools and the template does not list them, they
-        are added to the system message."""
+        """Return the prompt of a request. Tools that the template does not list are added to the
+        system message."""
         if (
             request.reply_requirements is None
             or not request.reply_requirements.functions
@@ -111,10 +110,10 @@ class ReplyPreparer:
         return decode(self._tokenizer, list(ids[-TAIL_TOKENS:]), keep_special_tokens=True)
 
     def build_controls(self, request: GenerateRequest, tail: str) -> Controls:
-        """Return the sampling options that a parsed reply requires, which override the request's:
-        the grammar for calls, the reasoning budget, and whether special tokens remain in the text.
-        `tail`: the decoded end of the prompt. Raises InputError if a function's schema is not
-        supported."""
+        """Return the sampling options that a parsed reply requires: the grammar for calls, the
+        reasoning budget, and whether special tokens remain in the text. They override the request's
+        options. `tail`: the decoded end of the prompt. Raises InputError if a function's schema is
+        not supported."""
         assert request.reply_requirements is not None
         changes: Controls = {}
         if self.special_tokens or self.facts.template:
@@ -167,7 +166,7 @@ class ReplyPreparer:
 
 
 def _get_response_template(tokenizer: Any) -> dict[str, Any] | None:
-    """Return the tokenizer's own response template; None if it has none or an invalid one."""
+    """Return the tokenizer's own response template; None if there is no valid template."""
     template = getattr(tokenizer, "response_template", None)
     if not isinstance(template, dict):
         return None
@@ -180,7 +179,7 @@ def _get_response_template(tokenizer: Any) -> dict[str, Any] | None:
 
 
 def _write_calls(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return a message whose tool calls became part of its text, for a template that does not
+    """Return a message with its tool calls written into its text, for a template that does not
     support calls."""
     calls: Any = turn.get("tool_calls")
     if not calls:

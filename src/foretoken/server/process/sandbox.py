@@ -1,10 +1,10 @@
-"""Separate processes that decode media and compile grammars of clients. A few bytes of them may
-take hours or all memory, or crash a C library; a process can be killed then, unlike a thread. It
-also ends itself if an answer takes too long.
+"""Separate processes that decode media and compile grammars of clients. A few bytes of media or
+grammar may take hours or all memory, or crash a C library. Unlike a thread, a process can be killed
+then. A sandbox process also ends itself if an answer takes too long.
 
 A question or answer is a line of JSON followed by bytes; the first message to a process holds its
-settings. `python -m foretoken.server.process.sandbox KIND` runs such a process. As it must not
-import torch, this module imports the grammar module only in functions for the engine's process.
+settings. `python -m foretoken.server.process.sandbox KIND` runs such a process. The process must
+not import torch, so only functions for the engine's process import the grammar module here.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ except ImportError:  # on Windows
 
 TIMEOUT_SECONDS = 10.0  # per answer
 MAX_MEMORY_BYTES = 4 * 2**30  # limit of a process's address space
-MAX_CACHED_GRAMMARS = 256  # number of grammars remembered as ones that compile
+MAX_CACHED_GRAMMARS = 256  # number of grammars that are known to compile
 
 Message = tuple[dict[str, Any], bytes]
 Handler = Callable[[dict[str, Any], bytearray], Message]
 
 
 class Sandbox:
-    """Client of a sandbox process, which starts with the first question and is replaced after it
-    failed to answer one.
+    """Client of a sandbox process. The process starts with the first question, and is replaced if
+    it fails to answer a question.
 
     Args:
         kind: The process's work, a key of HANDLER_FACTORIES.
@@ -159,13 +159,12 @@ class MediaSandbox(Sandbox):
         self._limits = {"pixels": max_pixels, "seconds": max_seconds}
 
     def decode_image(self, file: bytes, place: str) -> NDArray[np.uint8]:
-        """Decode an image file to pixels `[H, W, 3]`. `place`: its location in the request, for
-        error messages. Raises InputError if it cannot be decoded within the limits."""
+        """Decode an image file to pixels `[H, W, 3]`. `place`: the file's location in the request,
+        for error messages. Raises InputError if the file cannot be decoded within the limits."""
         return self._decode("uint8", file, kind="picture", place=place)
 
     def decode_audio(self, file: bytes, rate: int, place: str) -> NDArray[np.float32]:
-        """Decode an audio file to samples `[n]` at `rate` Hz. `place`: its location in the request,
-        for error messages. Raises InputError if it cannot be decoded within the limits."""
+        """Decode an audio file to samples `[n]` at `rate` Hz, like `decode_image`."""
         return self._decode("float32", file, kind="sound", place=place, rate=rate)
 
     def _decode(self, dtype: str, file: bytes, **question: Any) -> NDArray[Any]:

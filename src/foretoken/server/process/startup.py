@@ -78,8 +78,8 @@ def describe_missing(target: TargetInfo) -> str:
 
 
 def measure_step_costs(spec: Speculator, batch_size: int) -> None:
-    """Measure the costs of greedy and of sampled steps before requests arrive. Without a draft they
-    are needed too, for requests with a predicted output."""
+    """Measure the costs of greedy and of sampled steps before requests arrive. Without a draft, the
+    costs are needed for requests with a predicted output."""
     sampled = SamplingParams(temperature=0.7, top_k=50, top_p=0.9)
     for params in (SamplingParams(), sampled):
         spec.costing.get_step_costs(params, batch_size, remeasure=True)

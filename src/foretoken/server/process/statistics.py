@@ -32,14 +32,14 @@ class SpecDecodeStats:
             self.drafted_at.update(range(step.drafted))
             self.accepted_at.update(range(step.accepted))
             if step.predicted:
-                continue  # alpha is the drafter's, not that of predicted outputs
+                continue  # alpha describes the drafter, not predicted outputs
             self.steps_by_drafted[step.drafted] += not plain
             for overlap in step.overlaps:
                 earlier = overlap if self.alpha is None else self.alpha
                 self.alpha = ALPHA_DECAY * earlier + (1 - ALPHA_DECAY) * overlap
 
     def compute_rates(self) -> dict[str, Any]:
-        """Return the sums and rates for /v1/speculation. Rates are None if unknown."""
+        """Return the sums and rates for /v1/speculation. A rate that is not known yet is None."""
         return {
             "active": self.drafted > 0 if self.steps else None,
             "alpha": self.alpha,

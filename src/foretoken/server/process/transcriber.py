@@ -1,5 +1,5 @@
-"""Run transcriptions, each in its own thread. Their steps are batched with those of other
-requests."""
+"""Run transcriptions, each in its own thread. The engine batches their steps with the steps of
+other requests."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from foretoken.speculator import Speculator
 from foretoken.speech.transcription import transcribe
 from foretoken.text.chat import get_sampling_rate
 
-MAX_RUNNING, MAX_OPEN = 4, 16  # transcriptions that run at a time; that run or wait
+MAX_RUNNING, MAX_OPEN = 4, 16  # maximum transcriptions that run; that run or wait
 TRANSCRIPTION_HEARTBEAT_S = 1.0  # a running transcription sends a message at least this often
 
 
 class Transcriber:
-    """Runs transcriptions with one target. `send` sends their messages to the HTTP process."""
+    """Runs transcriptions with one target. `send` sends a message to the HTTP process."""
 
     def __init__(
         self, spec: Speculator, media: MediaSandbox, send: Callable[[FromEngine], None]
@@ -37,7 +37,7 @@ class Transcriber:
         self._cancelled: dict[int, Flag] = {}  # by id of open transcriptions
 
     def start(self, id: int, request: TranscribeRequest) -> None:
-        """Queue a transcription. If MAX_OPEN transcriptions run or wait, refuse it."""
+        """Queue a transcription, or refuse it if MAX_OPEN transcriptions run or wait."""
         if len(self._cancelled) >= MAX_OPEN:
             self.send(to_refusal(id, BusyError()))
             return

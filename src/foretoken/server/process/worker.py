@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Serves the requests that arrive on a pipe with an engine, and sends back the outputs."""
+    """Receives requests from a pipe, runs them with an engine, and sends back the outputs."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Worker:
         while self._wait_for_requests():
             try:
                 events = self.engine.step()
-            except Exception as error:  # the request that caused it is unknown
+            except Exception as error:  # the request that caused the error is unknown
                 log.exception("a step failed")
                 self._fail_all(to_one_line(error))
             else:
@@ -129,8 +129,8 @@ class Worker:
                 pass
 
     def _choose_pool(self, *values: Any) -> ThreadPoolExecutor:
-        """Return the thread pool in which to prepare a prompt and its variables. Long prompts and
-        prompts with media have other pools than short prompts, which so do not wait for them."""
+        """Return the thread pool in which to prepare a prompt and its variables. Short prompts have
+        their own pool, so that they do not wait for long prompts or for media."""
         lists = [cast(list[Any], each) for each in values if isinstance(each, list)]
         if any(map(holds_media, lists)):
             return self.sandbox_pool
@@ -189,8 +189,8 @@ class Worker:
         return True
 
     def _fail_all(self, message: str) -> None:
-        """Abort all requests and report their failure. They are not continued after a failed step,
-        as the next step may fail for the same reason."""
+        """Abort all requests and report their failure. Requests are not continued after a failed
+        step, as the next step may fail for the same reason."""
         with self.changed:
             failed = [
                 id
@@ -224,5 +224,5 @@ class Worker:
         with self.send_lock:
             try:
                 self.pipe.send(message)
-            except OSError:  # the HTTP process has ended; `_receive` ends this one
+            except OSError:  # the HTTP process has ended; `_receive` ends this process
                 pass
