@@ -1,4 +1,4 @@
-"""A thread-safe cache: if a thread is computing a result, the others wait for it."""
+"""A thread-safe cache: while a thread computes a result, other threads wait for that result."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ LOG_AFTER_SECONDS = 1.0
 REPEAT_LOG_SECONDS = 10.0  # between log lines of a child process, on its parent's terminal
 
 _DISPLAY_LOCK = Lock()
-# the only display, listed once for each line that it shows; two displays would overwrite each other
+# one display, listed once per line that it shows: a second display would overwrite its lines
 _DISPLAYS: list[Any] = []
 
 
@@ -55,7 +55,8 @@ def _can_draw() -> bool:
 
 
 def _log_until_over(over: Event, log: Logger, text: str, after: float) -> None:
-    """Log `text` after `after` seconds; in a child process on a terminal repeat it until `over`."""
+    """Log `text` after `after` seconds unless `over` is set. In a child process on a terminal,
+    repeat the log until `over` is set."""
     start = perf_counter()
     if over.wait(after):
         return

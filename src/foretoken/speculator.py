@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 class Speculator:
     """A target, a drafter and optionally a tokenizer, ready to generate.
 
-    `foretoken.load` returns a Speculator; `dataclasses.replace` makes a changed copy that shares
-    its models. Several threads may use a Speculator at the same time.
+    `foretoken.load` returns a Speculator; `dataclasses.replace` makes a changed copy, which shares
+    the models. Several threads may use a Speculator at the same time.
 
     Attributes:
         target: The model whose distribution the output follows.
@@ -64,15 +64,15 @@ class Speculator:
         target_name: The target's name, for messages and stored costs.
         draft_name: The draft's name, for messages and stored costs.
         suggested: Sampling options that the model's generation config suggests. They are not
-            followed; a warning lists them once.
+            applied; a warning lists them once.
         predicted_output: Function that returns an output predictor for a request without a
             `prediction`; None: only the drafter proposes tokens for such a request.
         processor: Function that loads the model's processor of images and audio; None if the model
             has none.
         structure: Function that builds the target's transformers model, with or without weights;
-            None if it is unknown how.
-        choose: Function that measures which draft is the fastest and is called by `prepared`; None
-            if there is nothing to choose.
+            None if no such function is known.
+        choose: Function that `prepared` calls to measure which draft is the fastest; None if there
+            is nothing to choose.
 
     Examples:
         >>> import foretoken
@@ -131,8 +131,9 @@ class Speculator:
         the target's in any case.
 
         Returns:
-            "bitwise": they cannot, as tested with the model's own weights. "rounding": they change
-            the last digits of logits, so a near-tie between two tokens may be decided differently.
+            "bitwise": no output changes, as tested with the model's own weights. "rounding": draft
+            tokens and other sequences change the last digits of logits, so a near-tie between two
+            tokens may be decided differently.
 
         Example:
             >>> import foretoken
@@ -144,10 +145,10 @@ class Speculator:
     def prepared(self) -> Speculator:
         """Return a Speculator of this target with the draft that is the fastest on this machine.
 
-        It chooses the draft or the draft's precision, whichever was not given to `load`. To do so
-        it converts the candidate drafts if necessary and measures all of them, which may take
-        minutes. The choice is stored, and later calls of `load` use it. Call this method while
-        nothing is being generated.
+        The method chooses the draft or the draft's precision, whichever was not given to `load`. It
+        converts the candidate drafts if necessary and measures all of them, which may take minutes.
+        The choice is stored, and later calls of `load` use it. Call this method while nothing is
+        being generated.
 
         Returns:
             The Speculator to use from now on; this one if there is nothing to choose.
@@ -163,14 +164,14 @@ class Speculator:
     def guided(self, scale: float, negative: Prompt | None = None) -> Speculator:
         """Return a Speculator of this pair with classifier-free guidance.
 
-        The target's logits are then c + (scale - 1) (c - u). Here c are its logits after the prompt
-        and u its logits after `negative`, both followed by the same output tokens. One forward pass
-        computes both. The drafter proposes without guidance.
+        The target's logits are then c + (scale - 1) (c - u). Here c are the target's logits after
+        the prompt and the output so far, and u are its logits after `negative` and the same output.
+        One forward pass computes c and u. The drafter proposes without guidance.
 
         Args:
             scale: The weight of c; 1 is no guidance.
-            negative: The negative prompt, as text or ids, used for all prompts. None: each prompt's
-                last token, as with `guidance_scale` of transformers.
+            negative: The negative prompt, as text or ids, used for all prompts. None: the last
+                token of each prompt, as with `guidance_scale` of transformers.
 
         Returns:
             The new Speculator. It shares its models with this one, so only one of the two may
@@ -222,15 +223,15 @@ class Speculator:
             seed: An int, with which sequence i has the key (seed, i); or a list with an int or a
                 pair (seed, number) for each prompt. None: a random int.
             rule: The acceptance method: "block", "speculative", "match", "rejection", "coupled", or
-                a function (docs/exactness.md). With "coupled" the output of a seed is the same with
-                every drafter and gamma. At temperature 0 every named method accepts the draft
-                tokens that equal the argmax, and a function is not called.
+                a function (docs/exactness.md). With "coupled" and one seed, the output is the same
+                with every drafter and gamma. At temperature 0, draft tokens that equal the argmax
+                are accepted with every rule, and a function is not called.
             lenience: Below 1, draft tokens are accepted up to 1 / lenience times as often (paper,
                 appendix A.5), and the output does not follow the target's distribution exactly;
                 `stats.bias` is the deviation. At temperature 0 a draft token is accepted if it has
                 at least `lenience` times the probability of the most probable token.
-            chat_template: A Jinja template for messages; None: the tokenizer's.
-            chat_template_kwargs: Values for the template.
+            chat_template: A Jinja template for messages; None: the tokenizer's template.
+            chat_template_kwargs: Values of the template's variables, by name.
             **controls: Fields of SamplingParams, in place of `params`.
 
         Returns:
@@ -269,8 +270,8 @@ class Speculator:
         self, seqs: list[SequenceState], verifier: Verifier, gamma: int | None
     ) -> Generator[Completion]:
         """Yield the completions of these sequences in order, each as soon as its sequence and all
-        earlier ones are finished. A sequence that fails raises no exception here, even if all fail:
-        its completion has the error."""
+        earlier sequences are finished. If a sequence fails, its completion has the error: no
+        exception is raised, even if all sequences fail."""
         requests = [seq.request for seq in seqs]
         self.warn_about_suggested([request.params for request in requests])
         policy = self.costing.make_policy(requests, gamma, len(requests))
@@ -299,8 +300,8 @@ class Speculator:
         """Generate as `generate` does, and yield the output in pieces.
 
         The texts and tokens of a sequence's pieces concatenate to those of the completion that
-        `generate` returns. Text that may be the beginning of a stop string is withheld until this
-        is decided. Arguments are those of `generate`.
+        `generate` returns. Text is withheld while it may be the beginning of a stop string.
+        Arguments are those of `generate`.
 
         Yields:
             After each step, a piece for every sequence that has new tokens; `piece.row` is the
@@ -324,7 +325,7 @@ class Speculator:
         template = chat_template, chat_template_kwargs
         requests = self.inputs.assemble("stream", prompts, params, controls, seed, *template)
         if not requests:
-            raise InputError("stream takes one prompt or more, not 0; give a text or ids")
+            raise InputError("stream takes one prompt or more, not 0; give a prompt")
         seqs = self.inputs.make_sequences(requests)
         self.warn_about_suggested([request.params for request in requests])
         return self._stream_pieces(
@@ -348,13 +349,13 @@ class Speculator:
     ) -> Any:
         """Generate from the model's distribution within a call of transformers' `generate`.
 
-        transformers calls it, in `model.generate(**inputs, custom_generate=spec, ...)`. Each row of
+        `model.generate(**inputs, custom_generate=spec, ...)` makes this call. Each row of
         `input_ids` becomes a sequence of its own without the row's padding, but `max_length` and
         `min_length` count the padding. With sampling, the seed is drawn from torch's global
-        generator, so `torch.manual_seed` makes the output repeatable, though not equal to that of
-        transformers. The returned scores and logits of finished sequences are zeros. If this
-        Speculator's target is a converted model, it is not fully compared with `model`: only the
-        vocabulary sizes must be equal, and both or neither must have an encoder.
+        generator, so `torch.manual_seed` makes the output repeatable, but the output differs from
+        the output of transformers. The returned scores and logits of finished sequences are zeros.
+        If this Speculator's target is a converted model, it is not fully compared with `model`:
+        only the vocabulary sizes must be equal, and both or neither must have an encoder.
 
         Args:
             model: The model whose `generate` was called.
@@ -364,7 +365,7 @@ class Speculator:
             stopping_criteria: Functions of one sequence's ids `[1, n]`, with None for scores.
             inputs_tensor: The encoder's input, for an encoder-decoder.
             streamer: A streamer of transformers.
-            stop_strings: Strings that end an output; this Speculator's tokenizer decodes it.
+            stop_strings: Strings that end an output, which this Speculator's tokenizer decodes.
             num_assistant_tokens: gamma.
             prompt_lookup_num_tokens: gamma, if the drafter is a look-up.
             **model_kwargs: Arguments of the model's forward, such as an attention mask.
