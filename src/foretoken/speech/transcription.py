@@ -168,7 +168,7 @@ def _require_transcriber(spec: Speculator) -> tuple[Any, Any]:
     kind = spec.target.runtime if network is None else type(network).__name__
     processor = None
     if not hasattr(network, "generate"):
-        reason: str | None = "its encoder has been converted; load it with runtime='transformers'"
+        reason: str | None = "its encoder is converted; load the target with runtime='transformers'"
     elif spec.processor is None:
         reason = "its folder has no processor, which audio input needs"
     else:
@@ -232,8 +232,8 @@ def _transcribe_whisper(
     streamer = WhisperTextStreamer(processor.tokenizer, config, options.on_text)
     frames = int(inputs["attention_mask"].sum())
     if options.words and spec.target.model is None:
-        problem = f"words are timed on torch only, and the target runs on {spec.target.runtime}"
-        raise RefusedError(f"{problem}; load it with runtime='transformers'")
+        problem = f"words are timed on torch only, but the target runs on {spec.target.runtime}"
+        raise RefusedError(f"{problem}; load the target with runtime='transformers'")
     timed = WordTimer(spec, network, frames, streamer) if options.words else None
 
     def on_window(done: torch.Tensor) -> None:
@@ -265,8 +265,8 @@ def _transcribe_whisper(
 
 
 def _encode_prompt(network: Any, tokenizer: Any, text: str) -> torch.Tensor:
-    """Return the ids of a preceding transcript, after Whisper's token that marks it; if there are
-    too many, only the last ones. Raises InputError if the tokenizer has no such mark or the text
+    """Return Whisper's mark of a preceding transcript and the transcript's ids; if there are too
+    many ids, only the last ones. Raises InputError if the tokenizer has no such mark or the text
     contains a special token."""
     mark = tokenizer.convert_tokens_to_ids(PREVIOUS_TEXT_MARK)
     if mark is None or mark == tokenizer.unk_token_id:
@@ -274,7 +274,7 @@ def _encode_prompt(network: Any, tokenizer: Any, text: str) -> torch.Tensor:
     ids = tokenizer.encode(" " + text.strip(), add_special_tokens=False)
     if special := {*tokenizer.all_special_ids}.intersection(ids):
         named = tokenizer.convert_ids_to_tokens(min(special))
-        raise InputError(f"prompt holds {named}, a special token; leave it out")
+        raise InputError(f"prompt contains {named}, a special token; leave the token out")
     room = network.config.max_target_positions // 2 - 1  # the limit in Whisper's own code
     return torch.tensor([mark, *ids[-room:]], device=network.device)
 
@@ -312,7 +312,7 @@ class WhisperTextStreamer:
             self._on_text(text)
 
     def _drop_cut_piece(self, tokens: list[int]) -> list[int]:
-        """Return the tokens without a last segment that the window cuts off. Two adjacent
+        """Return the tokens without a last segment that the window's end cuts off. Two adjacent
         timestamps separate segments: the tokens up to the last such pair are returned; all tokens
         if there is no pair, or if the window ends with a timestamp that completes its last
         segment."""

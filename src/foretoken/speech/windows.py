@@ -111,7 +111,6 @@ class WindowTranscriber:
             yield begin, end, text, tokens
 
     def _generate_tokens(self, samples: NDArray[np.float32], seconds: float) -> list[int]:
-        """Return the new tokens of one window."""
         inputs = self._build_inputs(samples)
         prompt_ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))
         prompt: list[int] = [] if prompt_ids is None else prompt_ids[0].tolist()
@@ -185,8 +184,8 @@ class HeartbeatStreamer:
 
 
 def get_request_function(network: Any, processor: Any) -> Callable[..., Any]:
-    """Return the function that makes the model's inputs from its argument `audio` and those of
-    `build_arguments`: the processor's transcription request, the processor itself, or a function
+    """Return the function that makes the model's inputs from its argument `audio` and the arguments
+    of `build_arguments`: the processor's transcription request, the processor itself, or a function
     that builds a chat message."""
     if hasattr(processor, REQUEST_METHOD) or network.config.is_encoder_decoder:
         return getattr(processor, REQUEST_METHOD, processor)
@@ -210,7 +209,7 @@ def build_arguments(
     that the model does not support, or if the model needs an option that is missing."""
     accepted = get_parameters(get_request_function(network, processor))
     request_arguments, options = dict[str, Any](), dict[str, Any]()
-    if "tgt_lang" in get_parameters(type(network).generate):  # Seamless: translates to any
+    if "tgt_lang" in get_parameters(type(network).generate):  # Seamless: translates to any language
         options["tgt_lang"], language = ("eng" if translate else language), None
         translate = False
         if options["tgt_lang"] is None:
@@ -219,11 +218,11 @@ def build_arguments(
     for option, value in values.items():
         name = next((name for name in REQUEST_PARAMETERS[option] if name in accepted), None)
         if value is not None and name is None:
-            raise InputError(f"the model takes no {option}; leave it out")
+            raise InputError(f"the model takes no {option}; leave {option} out")
         if value is not None:
             request_arguments[str(name)] = value
         elif name and accepted[name].default is inspect.Parameter.empty:
-            raise InputError(f"the model needs the {option}; give it")
+            raise InputError(f"the model needs the {option}; give {option}")
     return request_arguments, options
 
 

@@ -72,7 +72,7 @@ def _prepare_folder(folder: Path) -> str | None:
         foreign_access = _find_foreign_access(folder)
     except OSError as error:
         reason = error.strerror or "no reason given"
-        return f"{folder} cannot be used as a cache ({reason}); set another XDG_CACHE_HOME"
+        return f"{folder} cannot be used as a cache ({reason}); set XDG_CACHE_HOME to another path"
     return foreign_access and (
         f"{folder} is not used as a cache, because {foreign_access}; remove the folder, and it is "
         "created again for you alone, or set XDG_CACHE_HOME to another folder"

@@ -1,6 +1,5 @@
 """Writes files and folders completely or not at all, with errors that name the path, and parses
-untrusted JSON. Does not depend on what the files contain.
-"""
+untrusted JSON. Does not depend on what the files contain."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ each occurs and the tokens that followed it (Blumer et al. 1985; for drafting: S
 
 A state stands for all substrings that end at the same positions. Its link leads to the state of the
 longest suffix of these substrings that ends at more positions. From the state of the whole
-sequence, links thus lead through ever shorter suffixes to the root, the state of the empty
-substring.
+sequence, links thus lead through ever shorter suffixes to the root (the empty substring).
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ class SuffixAutomaton:
         return iter([(self.ids[n], self._prefix_states[n + 1])] if within else [])
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return the state of the longest suffix of `tokens` that occurs in the sequence, and the
-        suffix's length."""
+        """Return the longest suffix of `tokens` that occurs in the sequence, as state and
+        length."""
         state, n = ROOT_STATE, 0
         for token in tokens:
             if token < 0:  # a barrier, from another automaton
@@ -139,9 +138,8 @@ class SuffixAutomaton:
         return transitions
 
     def _split_state(self, parent: int, token: int, original: int) -> int:
-        """Split a state off from `original`, for the substrings to which `token` leads from
-        `parent`. These occur at the current position too; the other substrings of `original` do
-        not."""
+        """Split a state off from `original`, for those of its substrings to which `token` leads
+        from `parent`: only these substrings occur at the current position too."""
         n = self.length[original]
         transitions = self._transitions[original]
         transitions = (

@@ -57,11 +57,11 @@ def encode_chat(
 ) -> list[int]:
     """Return the token ids of a conversation, up to the beginning of the assistant's next message.
 
-    `template`: Jinja source, or the name of one of the tokenizer's templates; None: the tokenizer's
-    own. `chat_template_kwargs`: variables of the template, and options of transformers: "tools",
+    `template`: Jinja source or the name of a template of the tokenizer; None: the tokenizer's own.
+    `chat_template_kwargs`: variables of the template, and options of transformers: "tools",
     "documents", "add_generation_prompt", "continue_final_message" to continue the last message, and
-    "sanitize_control_tokens" to encode names of special tokens in messages as plain text. Raises
-    InputError if the conversation cannot be rendered.
+    "sanitize_control_tokens" to encode names of special tokens in messages as plain text.
+    Raises InputError if the conversation cannot be rendered.
     """
     if tokenizer is None:
         raise InputError("messages need a tokenizer, and there is none; give token ids instead")
@@ -184,7 +184,7 @@ def _parse_call_arguments(call: Any) -> Any:
         arguments = json.loads(call["function"]["arguments"])
         assert isinstance(arguments, dict)
         return {**call, "function": {**call["function"], "arguments": arguments}}
-    except (TypeError, LookupError, ValueError, AssertionError):  # a model may generate invalid JSON
+    except (TypeError, LookupError, ValueError, AssertionError):  # it may be invalid JSON
         return call
 
 
@@ -263,8 +263,8 @@ def _require_whole_audio(
     render: Callable[[list[dict[str, Any]]], Mapping[str, Any]],
     processor: Any,
 ) -> None:
-    """Raise InputError if the processor drops the end of an audio clip: it makes the same inputs if
-    all audio is cut to the length to which its feature extractor pads."""
+    """Raise InputError if the processor drops the end of an audio clip: if it makes the same inputs
+    from audio cut to the length to which its feature extractor pads."""
     max_samples = getattr(getattr(processor, "feature_extractor", None), "n_samples", None) or 0
     audio = [part["audio"] for each in messages for part in get_parts(each) if "audio" in part]
     longest = max(map(len, audio), default=0)
@@ -366,7 +366,6 @@ def _find_variable_names(source: str) -> frozenset[str]:
 
 
 def _load_media(i: int, message: Message, sampling_rate: int, template: str) -> dict[str, Any]:
-    """Return a message with its images and audio loaded."""
     plain = _normalize_message(message, template)
     if parts := get_parts(message):
         numbered = enumerate(parts)

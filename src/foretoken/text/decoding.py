@@ -154,8 +154,7 @@ class StoppingDetokenizer:
         min_tokens: int = 0,
     ) -> None:
         """`include_stop_string`: whether the output includes the stop string or ends before it.
-        `keep_special_tokens`: whether the output includes special tokens.
-        """
+        `keep_special_tokens`: whether the output includes special tokens."""
         assert all(stop_strings), "an empty string ends every text"
         self._stream = IncrementalDetokenizer(
             tokenizer, prompt, keep_special_tokens=keep_special_tokens

@@ -47,7 +47,7 @@ def rewrite_schema(schema: Any, spaces: dict[str, Any]) -> Any:
 
     Args:
         schema: parsed JSON.
-        spaces: default of llguidance's options `x-guidance`: the whitespace that is allowed.
+        spaces: llguidance's options `x-guidance` (the allowed whitespace) if the schema has none.
 
     Raises:
         ValueError: there is no equivalent schema; the message names the keyword and the remedy.
@@ -80,7 +80,7 @@ def _iter_subschemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _allows_other_names(schema: dict[str, Any]) -> bool:
-    """Return whether an object may have properties besides those that a schema names."""
+    """Return whether a schema allows properties that it does not name."""
     named = "properties" in schema or "patternProperties" in schema
     return named and schema.get("additionalProperties") is not False
 
@@ -128,8 +128,8 @@ def _find_literals(pattern: str) -> str:
 
 
 def _unescape_character(part: str) -> str:
-    """Return the character that a part of a regular expression stands for; for any other part, the
-    part itself."""
+    """Return the character that an escape in a regular expression stands for; return any other part
+    unchanged."""
     if part == "\\0":
         return "\0"
     if len(part) > 2:
@@ -138,7 +138,6 @@ def _unescape_character(part: str) -> str:
 
 
 def _rewrite(schema: Any) -> Any:
-    """Rewrite a schema, or a list of them."""
     if isinstance(schema, list):
         return [_rewrite(each) for each in schema]
     if not isinstance(schema, dict):
@@ -156,7 +155,6 @@ def _rewrite(schema: Any) -> Any:
 
 
 def _rewrite_keyword(key: str, value: Any) -> Any:
-    """Rewrite a keyword's value."""
     if key in ("const", "enum"):
         _require_numbers(value)
     elif key in NAMED_SCHEMA_KEYWORDS and isinstance(value, dict):
@@ -176,9 +174,9 @@ def _is_number(value: Any) -> bool:
 
 def _narrow_bounds(schema: dict[str, Any], name: str, inside: int) -> None:
     """Replace exclusive bounds that llguidance misinterprets by inclusive bounds at the nearest
-    allowed number: those at whole numbers, some of which llguidance allows, and those of JSON
-    schema draft 4, in which exclusiveMinimum is a boolean. `inside`: the direction of the allowed
-    numbers, 1 for a minimum and -1 for a maximum."""
+    allowed number: bounds at whole numbers, some of which llguidance would allow, and bounds of
+    JSON schema draft 4, in which exclusiveMinimum is a boolean. `inside`: the direction of the
+    allowed numbers, 1 for a minimum and -1 for a maximum."""
     exclusive = f"exclusive{name.capitalize()}"
     closed, opened = schema.get(name), schema.get(exclusive)
     if isinstance(opened, bool):
@@ -262,13 +260,13 @@ def _require_common_multiples(
         return
     seen.add(key)
     if len(seen) > MAX_SCHEMA_GROUPS:
-        raise ValueError("multipleOf is in too many combinations of schemas to check; leave it out")
+        raise ValueError("multipleOf is in too many combined schemas; leave multipleOf out")
     values = {Fraction(str(each["multipleOf"])) for each in group.values() if _has_divisor(each)}
     whole = [int(value * math.lcm(*(each.denominator for each in values))) for value in values]
     if len(values) > 1 and math.lcm(*whole) * max(whole) >= 2**32:
         numbers = ", ".join(str(float(value)) for value in sorted(values))
         raise ValueError(
-            f"multipleOf is {numbers}, and their common multiple is too large; give one"
+            f"multipleOf is {numbers}, and the common multiple is too large; give one multipleOf"
         )
     within: dict[str, list[Any]] = defaultdict(list)
     for each in group.values():
@@ -327,17 +325,17 @@ def _has_divisor(schema: dict[str, Any]) -> bool:
 
 
 def _get_format_patterns(name: Any) -> list[str]:
-    """Return the patterns to add for strings of a format. Raises ValueError for a name at which
+    """Return the patterns to add for strings of a format. Raises ValueError for a name for which
     llguidance allows any string."""
     patterns = FORMAT_PATTERNS.get(name, []) if isinstance(name, str) else []
     if patterns is None:
-        raise ValueError(f"format is {name!r}, which is not a format; leave it out")
+        raise ValueError(f"format is {name!r}, which is not a format; leave format out")
     return patterns
 
 
 def _require_distinct_names(schema: dict[str, Any]) -> None:
-    """Raise ValueError if two or more properties are required that `required` does not name:
-    llguidance could give them the same name."""
+    """Raise ValueError if minProperties requires two or more properties that `required` does not
+    name: llguidance could give both the same name."""
     min_properties, required = schema.get("minProperties"), schema.get("required")
     names = {*map(str, required)} if isinstance(required, list) else set[str]()
     if isinstance(min_properties, int) and min_properties - len(names) > 1:

@@ -77,7 +77,7 @@ def total_variation(p: Tensor, q: Tensor) -> Tensor:
 
 
 def log_alpha(p: Tensor, q: Tensor) -> Tensor:
-    """Return -log alpha: its gradient is that of total variation / alpha, which does not vanish."""
+    """Return -log alpha. Its gradient, total variation's divided by alpha, does not vanish."""
     return -torch.minimum(p, q).logsumexp(-1)
 
 
@@ -154,7 +154,7 @@ def distill(
 
     If `out` holds a checkpoint, the run resumes from it and gives the result of an uninterrupted
     run. Raises InputError if the examples do not fit the models, the run diverges, or the
-    checkpoint is of another run.
+    checkpoint belongs to another run.
     """
     shares = {"on_policy": lesson.on_policy, "target_generated": lesson.target_generated}
     source = BatchSource(pair, lesson.temperature, lesson.length, **shares)

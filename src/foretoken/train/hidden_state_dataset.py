@@ -72,7 +72,7 @@ class HiddenStateDataset:
         """Compute the hidden states that are not stored yet, for as many sequences as fit into
         `max_bytes`. `report` is called with the number of sequences that are done. Returns two
         dicts from sequence number to token ids, the first for training, the second held out. Raises
-        InputError if one is empty, or if the folder holds hidden states of other data."""
+        InputError if a dict is empty, or if the folder holds hidden states of other data."""
         examples_and_flags = [*_interleave(examples.train, examples.held_out)]
         ids = [[*map(int, (*x.prompt, *x.reference))] for x, _ in examples_and_flags]
         count = self._count_fitting(ids)
@@ -120,7 +120,7 @@ class HiddenStateDataset:
         if files.read_own_json(file) != facts:
             raise InputError(
                 f"{self.folder} holds states of another target, of other data or for another size "
-                "of --states; give the same ones, or another --out"
+                "of --states; give the same options, or another --out"
             )
 
     def _get_shard_file(self, n: int) -> Path:

@@ -1,7 +1,7 @@
 """A training run and its folder: optimizers, steps, and a checkpoint that is complete at any time.
 
-A run that was killed resumes from its last checkpoint; if the loss depends only on the step, it
-ends with the result of an uninterrupted run. Muon trains matrices, AdamW the other weights. The
+A run that was killed resumes from its last checkpoint; if the loss depends only on the step, the
+result equals an uninterrupted run's. Muon trains matrices; AdamW trains the other weights. The
 learning rate warms up, stays constant, then decays linearly. Depends on neither the data nor the
 kind of model.
 """
@@ -96,7 +96,7 @@ class TrainingLoop:
             yield self.advance(loss_at)
 
     def advance(self, loss_at: Callable[[int], Tensor]) -> float:
-        """Make one optimizer step on `loss_at(step)`. Returns that loss.
+        """Make one optimizer step on the loss `loss_at(step)`, and return the loss.
 
         Raises InputError for a non-finite loss or gradient; the weights are then unchanged.
         """
@@ -194,12 +194,12 @@ class TrainingLoop:
             if was != now:
                 raise InputError(
                     f"{self.checkpoint} began with {name} {was}, not {now}; "
-                    "give that, or another --out"
+                    f"give {name} {was}, or another --out"
                 )
         if self.step > self.recipe.steps:
             raise InputError(
                 f"{self.checkpoint} has {self.step} steps, so steps {self.recipe.steps} are done "
-                f"already; give {self.step} or more, or another --out"
+                f"already; give {self.step} steps or more, or another --out"
             )
 
 
@@ -212,7 +212,7 @@ def compute_learning_rate(step: int, recipe: TrainingRecipe) -> float:
 
 
 def make_optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices between embeddings and output layer, AdamW for the rest."""
+    """Return Muon for matrices between embeddings and output layer, AdamW for other weights."""
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     outer = {id(p) for m in (*tables, head) if m is not None for p in m.parameters()}
