@@ -1,5 +1,5 @@
-"""Progress of slow work: on a terminal a line with the elapsed seconds, elsewhere one log line
-after a second."""
+"""Progress of slow work: a line with the elapsed seconds on a terminal, or one log line after a
+second without a terminal."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def log_visibly(log: Logger, message: str, *values: object) -> None:
 def log_if_slow(
     log: Logger, message: str, *values: object, after: float | None = None
 ) -> Generator[None]:
-    """Show the message on a terminal while the `with` block runs. Without a terminal, log it if the
-    block takes longer than `after` seconds (None: `LOG_AFTER_SECONDS`)."""
+    """Show the message on a terminal while the `with` block runs. Without a terminal, log the
+    message if the block takes longer than `after` seconds (None: `LOG_AFTER_SECONDS`)."""
     text, over = message % values, Event()
     if _can_draw():
         with show_waiting(text):

@@ -127,8 +127,8 @@ class Speculator:
     def exact(self) -> str:
         """Return whether the draft tokens or the other sequences of a batch can change an output.
 
-        This concerns greedy outputs and outputs with rule="coupled". The output's distribution is
-        the target's in any case.
+        This concerns greedy outputs and outputs with rule="coupled". The output always has the
+        target's distribution.
 
         Returns:
             "bitwise": no output changes, as tested with the model's own weights. "rounding": draft
@@ -151,7 +151,7 @@ class Speculator:
         being generated.
 
         Returns:
-            The Speculator to use from now on; this one if there is nothing to choose.
+            The Speculator to use from now on; this Speculator if there is nothing to choose.
 
         Examples:
             >>> import foretoken
@@ -174,8 +174,8 @@ class Speculator:
                 token of each prompt, as with `guidance_scale` of transformers.
 
         Returns:
-            The new Speculator. It shares its models with this one, so only one of the two may
-            generate at a time.
+            The new Speculator. It shares its models with this Speculator, so only one of the two
+            may generate at a time.
 
         Raises:
             InputError: `scale` is not a number, or `negative` is not a prompt.
@@ -220,8 +220,8 @@ class Speculator:
             params: One SamplingParams for all prompts, or a list with one for each.
             gamma: Draft tokens for each target forward; 0 is plain decoding. None: chosen before
                 every step, from costs measured once and the acceptance so far.
-            seed: An int, with which sequence i has the key (seed, i); or a list with an int or a
-                pair (seed, number) for each prompt. None: a random int.
+            seed: An int: sequence i then has the key (seed, i); or a list with an int or a pair
+                (seed, number) for each prompt. None: a random int.
             rule: The acceptance method: "block", "speculative", "match", "rejection", "coupled", or
                 a function (docs/exactness.md). With "coupled" and one seed, the output is the same
                 with every drafter and gamma. At temperature 0, draft tokens that equal the argmax
@@ -299,7 +299,7 @@ class Speculator:
     ) -> Generator[Piece, None, Completion | list[Completion]]:
         """Generate as `generate` does, and yield the output in pieces.
 
-        The texts and tokens of a sequence's pieces concatenate to those of the completion that
+        The pieces of a sequence concatenate to the text and tokens of the completion that
         `generate` returns. Text is withheld while it may be the beginning of a stop string.
         Arguments are those of `generate`.
 
@@ -415,7 +415,7 @@ class Speculator:
         return task.decode(seqs, steps, self.target, streamer)
 
     def warn_about_suggested(self, params: Sequence[SamplingParams]) -> None:
-        """Warn once if these params differ from those that the generation config suggests."""
+        """Warn once if these params differ from values that the generation config suggests."""
         if not self._has_warned.is_set() and warn_about_suggested(self.suggested, params):
             self._has_warned.set()
 

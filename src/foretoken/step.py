@@ -1,6 +1,6 @@
 """Algorithm 1 on a ragged batch: draft, score, verify, commit.
 
-Plain decoding is this step with gamma 0. It works with any model, drafter and verifier.
+Plain decoding is this step with gamma 0. The step works with any model, drafter and verifier.
 """
 # torch leaves the type of tolist() open
 # pyright: reportUnknownMemberType=false
@@ -81,7 +81,7 @@ class _VerifiedSequence(NamedTuple):
 
     x: list[int]  # the draft tokens
     n: int  # number of accepted draft tokens
-    t: int  # the token after the accepted ones
+    t: int  # the token after the accepted draft tokens
     beta: list[float]
     bias: list[float]  # [] if the verifier is exact
     failed: RefusedError | None = None  # if not None, t is invalid and the sequence fails
@@ -403,7 +403,7 @@ def _mask_invalid(
 
 
 def _count_leading_valid(valid: Tensor) -> Tensor:
-    """Return the number of positions before the first invalid one in each sequence, `[B]`."""
+    """Return the number of positions before the first invalid position of each sequence, `[B]`."""
     return valid.long().cumprod(1).sum(1)
 
 
@@ -488,7 +488,7 @@ def _fetch_verification(
         )
     verified = [_VerifiedSequence(*row) for row in zip(x, n, t, beta, biases, strict=True)]
     for b, (offset, error) in chain(failed.items(), scored.failed.items()):
-        # the verifier's logits after this position were not the sequence's: truncate there
+        # after this position, the verifier's logits were not the sequence's own: truncate there
         if offset <= n[b]:
             n[b] = offset
             verified[b] = verified[b]._replace(n=offset, failed=error)

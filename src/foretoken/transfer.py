@@ -1,7 +1,7 @@
 """Transfers between host and device: to the device without waiting, to the host in a single copy.
 
-A copy to the host waits for all work that was submitted to the device, so a step does only one. For
-tensors on the CPU, nothing here costs more than the plain torch call.
+A copy to the host waits for all work that was submitted to the device, so a step makes only one
+such copy. For tensors on the CPU, nothing here costs more than the plain torch call.
 """
 # torch does not annotate to() and tolist()
 # pyright: reportUnknownMemberType=false

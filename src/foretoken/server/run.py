@@ -88,7 +88,7 @@ def run(setups: Mapping[str, EngineSetup], options: ServerOptions) -> None:
     gc.set_threshold(50_000)
     name, port = listener.getsockname()[:2]
     log.info("http://%s:%s is loading %s", name, port, ", ".join(setups))
-    with suppress(KeyboardInterrupt):  # uvicorn raises it again after its shutdown
+    with suppress(KeyboardInterrupt):  # uvicorn raises this again after its shutdown
         server.run(sockets=[listener])
     if models.problem:
         raise InputError(models.problem)

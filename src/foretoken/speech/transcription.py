@@ -64,15 +64,15 @@ def transcribe(
     Args:
         spec: A Speculator whose target takes audio and has a processor; a draft is optional.
         audio: A file, its bytes, or samples `[n]` at the processor's sampling rate.
-        language: The language, such as "en"; None lets the model detect it, if it can.
+        language: The language, such as "en"; None: the model detects the language, if it can.
         translate: Translate into English.
         prompt: A preceding transcript, or names and words that may occur: each window is
-            transcribed as its continuation. For a chat model it is the instruction after the
+            transcribed as its continuation. For a chat model, `prompt` is the instruction after the
             audio, in place of "can you transcribe the speech into a written format?".
         words: Return the times of words. Needs a Whisper whose generation config has
             alignment_heads.
         temperature: 0 takes the most probable tokens.
-        gamma: Number of draft tokens in each step; None chooses it before every step.
+        gamma: Number of draft tokens in each step; None: chosen before every step.
         progress: Called with the fraction that is done, from 0 to 1.
         on_text: Called with the new text of each window, and with "" at every token; an exception
             that it raises ends the transcription.
@@ -90,7 +90,7 @@ def transcribe(
         Traceback (most recent call last):
         foretoken.errors.RefusedError: the target (...) does not transcribe speech: ...
     """
-    SamplingParams(temperature=temperature)  # raises InputError for an invalid one
+    SamplingParams(temperature=temperature)  # raises InputError for an invalid temperature
     for name, value in (("language", language), ("prompt", prompt)):
         if value is not None and not isinstance(value, str):
             raise InputError(f"{name} is {format_value(value)}; give a str, or leave it out")
@@ -115,7 +115,7 @@ def transcribe(
     transcribe_samples = _transcribe_whisper if splits_audio(network) else _transcribe_windows
     try:
         segments, found_language = transcribe_samples(spec, network, processor, samples, options)
-    except ValueError as error:  # transformers raises it for an unknown language
+    except ValueError as error:  # from transformers, for an unknown language
         if isinstance(error, InputError):
             raise
         raise InputError(f"the model cannot transcribe this: {to_one_line(error)}") from None

@@ -1,8 +1,9 @@
-"""Speech to text with all models but Whisper. Their `generate` does not split audio, so long audio
-is split into windows here, and each window is transcribed by itself.
+"""Speech to text with all models but Whisper. The `generate` of these models does not split audio,
+so long audio is split into windows here, and each window is transcribed by itself.
 
-The model's processor determines the form of its input: the processor's own transcription request if
-it has one, else the audio alone for an encoder-decoder, or a chat message with the audio.
+The model's processor determines the form of the model's input: the processor's own transcription
+request if it has one, else the audio alone for an encoder-decoder, or a chat message with the
+audio.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCKS_PER_SECOND = 10  # windows are cut in the middle of such a block
-MAX_WINDOW_SECONDS = 30.0  # as in the training of such models
+MAX_WINDOW_SECONDS = 30.0  # as in the training of speech models
 MAX_TOKENS_PER_SECOND, MAX_EXTRA_TOKENS = 32, 64  # limit the output of a model that never ends
 REQUEST_METHOD = "apply_transcription_request"
 # A chat model's instruction after the audio, unless `prompt` gives it; from Granite Speech
@@ -185,8 +186,8 @@ class HeartbeatStreamer:
 
 def get_request_function(network: Any, processor: Any) -> Callable[..., Any]:
     """Return the function that makes the model's inputs from its argument `audio` and the arguments
-    of `build_arguments`: the processor's transcription request, the processor itself, or a function
-    that builds a chat message."""
+    from `build_arguments`: the processor's transcription request, the processor itself, or a
+    function that builds a chat message."""
     if hasattr(processor, REQUEST_METHOD) or network.config.is_encoder_decoder:
         return getattr(processor, REQUEST_METHOD, processor)
 
@@ -205,8 +206,8 @@ def build_arguments(
     network: Any, processor: Any, language: str | None, prompt: str | None, translate: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Convert the options of `transcribe` to arguments of the processor's request and arguments of
-    `generate`, under the names that each uses, and return both. Raises InputError for an option
-    that the model does not support, or if the model needs an option that is missing."""
+    `generate`, and return both. Raises InputError for an option that the model does not support, or
+    if the model needs an option that is missing."""
     accepted = get_parameters(get_request_function(network, processor))
     request_arguments, options = dict[str, Any](), dict[str, Any]()
     if "tgt_lang" in get_parameters(type(network).generate):  # Seamless: translates to any language

@@ -81,7 +81,7 @@ def _prepare_folder(folder: Path) -> str | None:
 
 def _find_foreign_access(folder: Path) -> str | None:
     """Return why another user may have placed files in a folder: as its owner, or because others
-    may write to it. None if no other user could."""
+    may write to it. None if no other user could write to it."""
     for status in (folder.lstat(), folder.stat()):  # of a symbolic link and of its target
         if status.st_uid != _get_user_id():
             return f"it belongs to user {status.st_uid}"

@@ -26,7 +26,7 @@ def name_path_in_errors(path: Path) -> Iterator[None]:
     path and the remedy."""
     try:
         yield
-    except Exception as error:  # safetensors and tokenizers raise their own for a full disk
+    except Exception as error:  # safetensors and tokenizers raise other types for a full disk
         if not path.parent.is_dir():
             folder = f"there is no folder {path.parent}; make that folder"
             raise OSError(f"{path} cannot be written: {folder}, and try again") from error
@@ -127,7 +127,7 @@ def read_own_json(file: Path) -> Any:
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """Return the value of untrusted JSON. Raises ValueError if it is invalid or nested too
+    """Return the value of untrusted JSON. Raises ValueError if the JSON is invalid or nested too
     deeply."""
     try:
         return json.loads(text, **options)

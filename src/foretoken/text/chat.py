@@ -128,7 +128,7 @@ def _resolve_template(owner: Any, template: str | None, variables: Mapping[str, 
 
 
 def _require_role(i: int, role: str, source: str) -> None:
-    """Raise InputError for a role that is neither one of OpenAI's nor named in the template."""
+    """Raise InputError for a role that is neither in OpenAI's API nor named in the template."""
     if role not in CHAT_ROLES and not any(f"{mark}{role}{mark}" in source for mark in "'\""):
         problem = (
             f"message {i} has the role {format_value(role)}; give one of {', '.join(CHAT_ROLES)}"
@@ -234,7 +234,7 @@ def process_media_chat(
         raise InputError(
             f"chat_template_kwargs has {taken[0]!r}, an argument of the processor; leave it out"
         ).with_option("chat_template_kwargs")
-    variable_names = _find_variable_names(source)  # transformers passes any other to the processor
+    variable_names = _find_variable_names(source)  # transformers passes others to the processor
     variables = {name: value for name, value in variables.items() if name in variable_names}
 
     def render(messages: list[dict[str, Any]]) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from foretoken.errors import RefusedError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-REPLACEMENT_CHARACTER = "\ufffd"  # an incomplete UTF-8 sequence decodes to it
+REPLACEMENT_CHARACTER = "\ufffd"  # an incomplete UTF-8 sequence, decoded
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")  # a token of SentencePiece's byte fallback
 
 
@@ -107,7 +107,7 @@ class IncrementalDetokenizer:
         """Append one token; return the characters that became final and the token's offset.
 
         The offset counts the characters that are complete before the token, so all tokens of one
-        character have the same offset. It does not depend on later tokens.
+        character have the same offset. The offset does not depend on later tokens.
         """
         before = self.pending_text
         new = self.add([token])
@@ -304,7 +304,7 @@ class TokenSpelling:
 
 
 def _format_bytes(encoded: bytes) -> str:
-    """Return a token's text, or its bytes as OpenAI formats them if they are not valid UTF-8."""
+    """Return a token's text or, if its bytes are not valid UTF-8, the bytes in OpenAI's format."""
     try:
         return encoded.decode()
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
 """Rewrite JSON schemas so that llguidance follows them exactly: keywords that it misinterprets are
-refused, or replaced by equivalent ones. A rewritten schema stays at its place in the document, as
-references may point to it."""
+refused, or replaced by equivalent keywords. A rewritten schema stays at its place in the document,
+as references may point to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DAY_PATTERN = (
     r"|^(?:..(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
 )
 SECOND_PATTERN = r"^.{6}[0-5]"  # no leap seconds, which are valid in a few minutes only
-# Added if llguidance's own pattern of a format is too loose; its `unknown` allows everything
+# Added if llguidance's own pattern of a format is too loose; the format `unknown` allows everything
 FORMAT_PATTERNS = {
     "date": [YEAR_PATTERN, DAY_PATTERN],
     "time": [SECOND_PATTERN],
@@ -219,8 +219,8 @@ def _step_inside(bound: Decimal, inside: int) -> Decimal:
 
 
 def _is_exact(number: Decimal) -> bool:
-    """Return whether a JSON parser parses this number exactly, if it rounds the digits before it
-    scales them."""
+    """Return whether a JSON parser that rounds digits before it scales them parses this number
+    exactly."""
     if number == number.to_integral_value():
         return int(number) == float(number)
     _, digits, exponent = number.as_tuple()
@@ -286,8 +286,8 @@ def _require_common_multiples(
 def _collect_schemas(
     root: dict[str, Any], schemas: list[dict[str, Any]]
 ) -> dict[int, dict[str, Any]]:
-    """Return the schemas, and all schemas that they combine (allOf, anyOf, oneOf) or refer to
-    ($ref), by their id()."""
+    """Return, by id(), the schemas and all schemas that they combine (allOf, anyOf, oneOf) or refer
+    to ($ref)."""
     group, waiting = dict[int, dict[str, Any]](), [*schemas]
     while waiting:
         schema = waiting.pop()

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 MAX_MATCH_TOKENS = 16  # tokens compared after the output has left the prediction
-MAX_NEARBY_POSITIONS = 64  # positions searched on either side of the last certain one
+MAX_NEARBY_POSITIONS = 64  # positions searched on either side of the last certain position
 
 
 class PredictedOutput:

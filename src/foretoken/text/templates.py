@@ -33,7 +33,7 @@ TURN_END_TOKENS = frozenset(
     "<end_of_turn> <turn|> <end_of_utterance> <|END_OF_TURN_TOKEN|> <EOT> _<EOT> [EOT] [EOS] <eos> "
     "<|endoftext|> <|end_of_text|> <｜end▁of▁sentence｜> [e~[".split()
 )
-# In vocabularies with these, <|end|> separates the parts of a turn (gpt-oss, Solar Open)
+# In vocabularies with these tokens, <|end|> separates the parts of a turn (gpt-oss, Solar Open)
 SPLIT_TURN_TOKENS = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
 PROBE_QUESTION, PROBE_REPLY, PROBE_NEXT_TURN = "askedforatry", "replyforatry", "nextforatry"
 

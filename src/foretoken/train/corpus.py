@@ -52,8 +52,8 @@ def _read_text(path: Path) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{path} is not UTF-8 (byte {error.start}); convert it, for instance with iconv -f "
-            "latin1"
+            f"{path} is not UTF-8 (byte {error.start}); convert the file, for instance with "
+            "iconv -f latin1"
         ) from None
 
 
@@ -63,8 +63,8 @@ def _normalize_lines(text: str) -> str:
 
 
 def split_texts(texts: list[str]) -> tuple[list[str], list[str]]:
-    """Return the documents to train on and those held out. If there is only one document, its last
-    sixteenth is held out."""
+    """Return the documents to train on and the held-out documents. If there is only one document,
+    its last sixteenth is held out."""
     if len(texts) < 2:
         cut = len(texts[0]) - len(texts[0]) // HELD_OUT_EVERY
         return [texts[0][:cut]], [texts[0][cut:]]
@@ -79,8 +79,8 @@ def hold_out(items: Sequence[Item], first: int = 0) -> tuple[list[Item], list[It
 
 
 def encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """Return all documents as one array of ids, with an end-of-text token before each and after
-    the last. Raises InputError if the tokenizer has no such token."""
+    """Return all documents as one array of ids, with an end-of-text token before each document and
+    after the last one. Raises InputError if the tokenizer has no such token."""
     end = tokenizer.eos_token_id
     if end is None:
         raise InputError(

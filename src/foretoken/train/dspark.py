@@ -2,9 +2,9 @@
 
 Each block of draft tokens follows an anchor, a position of a training sequence. One forward pass
 computes the blocks of many anchors. A block attends to the target's hidden states before its anchor
-and to itself, as it does when the draft is used. Each draft token is conditioned on the previous
-token of the training sequence. At each draft token, the draft learns the target's distribution, and
-its confidence head learns the overlap of the target's and the draft's distributions.
+and to the block itself, as in drafting. Each draft token is conditioned on the previous token of
+the training sequence. At each draft token, the draft learns the target's distribution, and its
+confidence head learns the overlap of the target's and the draft's distributions.
 """
 
 from __future__ import annotations

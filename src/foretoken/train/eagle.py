@@ -1,9 +1,9 @@
 """Training of EAGLE-3 drafts (arXiv 2503.01840): `foretoken train eagle`.
 
-The draft is unrolled over several depths, as it is when it drafts: at the first depth its inputs
-are the target's hidden states; at each later depth they are the draft's own hidden states of the
-previous depth. The draft learns the target's distribution at every depth. Its input tokens always
-come from the data.
+The draft is unrolled over several depths, as in drafting: at the first depth its inputs are the
+target's hidden states; at each later depth they are the draft's own hidden states of the previous
+depth. The draft learns the target's distribution at every depth. Its input tokens always come from
+the data.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class EagleStudent(Student):
                 "position_embeddings": network.rotary(states, position_ids=positions),
             }
             states = network.run_layers(inputs, states, {"full_attention": arguments})
-            token_positions = positions_from_0 + k + 1  # the token after each is predicted
+            token_positions = positions_from_0 + k + 1  # the token after each position is predicted
             is_taught = (token_positions < lengths) & (token_positions + 1 >= prompts)
             row, column = is_taught.nonzero(as_tuple=True)
             index = row, column + k + 1

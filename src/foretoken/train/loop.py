@@ -30,8 +30,7 @@ FIXED_FIELDS = ("batch", "learning_rate", "warmup", "seed", "bfloat16")
 
 
 def make_run_folder(path: Path) -> Path:
-    """Create the folder if it is missing, and return it. Raises InputError if there is a file of
-    this name."""
+    """Create the folder if it is missing, and return it. Raises InputError if `path` is a file."""
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; give another --out: the run needs a folder there")
     path.mkdir(parents=True, exist_ok=True)

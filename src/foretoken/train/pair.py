@@ -157,8 +157,8 @@ def make_random_draft(target: PreTrainedModel, shape: ConfigSizes, seed: int) ->
 
 
 def get_sizes(config: PreTrainedConfig) -> dict[str, int]:
-    """Return the sizes in a config by name: its positive integers, without token ids and the
-    vocabulary size."""
+    """Return the sizes in a config by name: the config's positive integers, without token ids and
+    the vocabulary size."""
     return {
         name: value
         for name, value in config.to_dict().items()

@@ -194,8 +194,8 @@ def _generate_speculatively(
 def _is_from_speculator(error: Exception) -> bool:
     """Return whether a Speculator raised the error.
 
-    Otherwise transformers raised it while it prepared the call. The call may then succeed without a
-    custom_generate: transformers does not pass the tokenizer to a custom_generate, but
+    Otherwise transformers raised the error while it prepared the call. The call may then succeed
+    without a custom_generate: transformers does not pass the tokenizer to a custom_generate, but
     token_healing and a config's stop_strings need it.
     """
     frames = walk_tb(error.__traceback__)

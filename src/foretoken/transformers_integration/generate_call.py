@@ -2,10 +2,10 @@
 output of `generate`.
 
 When `generate` calls a custom_generate, it has completed the generation config, built logits
-processors and stopping criteria from it, padded the prompts, repeated them for several outputs, and
-run the encoder. The processors that it built from the config are replaced by foretoken's own
-controls, which give the same scores but ignore padding; the user's processors are passed on. So no
-processor is applied twice. Unsupported arguments are refused by name.
+processors and stopping criteria from this config, padded the prompts, repeated prompts for several
+outputs, and run the encoder. The processors that it built from the config are replaced by
+foretoken's own controls, which give the same scores but ignore padding; the user's processors are
+passed on. So no processor is applied twice. Unsupported arguments are refused by name.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class GenerateCall:
         """Return the media of each sequence for a decoder-only model. Raises ForeignError for
         inputs that cannot be divided among the sequences because they are not tensors."""
         positions = self.model_kwargs.get("position_ids")
-        if positions is not None and positions.ndim == 3:  # one per axis, from the images
+        if positions is not None and positions.ndim == 3:  # ids of each axis, from the images
             media_inputs = {**media_inputs, "position_ids": positions}
         if len(self.ids) == 1:
             return [Media(self.get_prompts()[0], media_inputs)]
@@ -342,7 +342,7 @@ class GenerateCall:
         if criteria and not self.get_eos_ids() and len(self.ids) > 1:
             raise ForeignError(
                 f"{type(criteria[0]).__name__} may end one sequence before another, but without an "
-                "eos_token_id the ended one cannot be padded; give an eos_token_id, or one prompt"
+                "eos_token_id no sequence can be padded; give an eos_token_id, or one prompt"
             )
         return criteria
 
@@ -379,7 +379,7 @@ class GenerateCall:
         transformers' output object.
 
         The object's scores and logits are float32 tensors `[B, V]`, one for each new token, with
-        zeros for sequences that have ended. It holds no cache, attentions or hidden states.
+        zeros for sequences that have ended. The object has no cache, attentions or hidden states.
         """
         config = self.config
         pad = getattr(config, "_pad_token_tensor", None)

@@ -108,10 +108,10 @@ def read_withheld_arguments(caller: FrameType | None) -> dict[str, Any]:
 
     caller: The stack frame of the call of the custom_generate.
 
-    CAUTION: this reads local variables of another library's function, which is not an interface. As
-    of 5.23, `generate` passes neither the streamer nor the assistant to a custom_generate that is a
-    function. Without them the reader of a streamer would wait forever, and an assistant would be
-    ignored silently.
+    CAUTION: these are local variables of another library's function, not an interface. As of 5.23,
+    `generate` passes neither the streamer nor the assistant to a custom_generate that is a
+    function. Without these arguments, the reader of a streamer would wait forever, and an assistant
+    would be ignored silently.
     """
     module = "" if caller is None else str(caller.f_globals.get("__name__"))
     if (

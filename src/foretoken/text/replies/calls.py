@@ -75,7 +75,7 @@ class CallForm(Protocol):
     """A syntax of function calls."""
 
     def parse(self, text: str, functions: FunctionSignatures) -> list[FunctionCall]:
-        """Return the calls in `text`. Raises ValueError if it contains anything else."""
+        """Return the calls in `text`. Raises ValueError if `text` contains anything else."""
         ...
 
     def build_rule(self, function: FunctionSignature, literal: LiteralWriter) -> str:
@@ -124,7 +124,7 @@ class CallStream:
         return text[:end]
 
     def _find_end(self, text: str) -> int:
-        """Return the index in `text` at which the arguments end; its length if they continue."""
+        """Return the index in `text` at which the arguments end, or len(text) if they continue."""
         for i, letter in enumerate(text):
             if self._quoted:
                 self._quoted = letter != '"' or self._escaped
@@ -473,8 +473,8 @@ def _is_string(schema: Any) -> bool:
 
 
 def _parse_value(text: str, schema: Any) -> Any:
-    """Return an argument's value: a string if the schema requires one, else JSON, else the
-    string."""
+    """Return an argument's value: `text` if the schema requires a string or `text` is not valid
+    JSON, else the parsed JSON."""
     if _is_string(schema):
         return text
     try:

@@ -29,7 +29,7 @@ MAX_END_ATTEMPTS = 64  # attempts to find the end of the last complete call
 @dataclass(frozen=True, slots=True)
 class ReplyEvent:
     """A new part of a reply: text, reasoning, or part of a call. Only the first event of a call has
-    its name."""
+    the call's name."""
 
     text: str = ""
     thought: str = ""

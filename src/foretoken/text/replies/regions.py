@@ -26,7 +26,7 @@ class Region:
 
 
 def compile_literals(*texts: str) -> regex.Pattern[str]:
-    """Return a pattern of any of these strings, none of which may be a prefix of another."""
+    """Return a pattern for any of these strings, none of which may be a prefix of another."""
     return regex.compile("|".join(map(regex.escape, texts)))
 
 
