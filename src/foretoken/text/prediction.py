@@ -16,7 +16,7 @@ class PredictedOutput:
     """Token ids of an expected output; proposes the ids that follow the output so far.
 
     If the output leaves the prediction, the position moves to the end of the longest suffix of the
-    output that occurs in the prediction. Of equally long matches, the first one after the last
+    output that occurs in the prediction. Among equally long matches, the first one after the last
     certain position is used. If the next token contradicts such a match, the required length of the
     next match doubles, up to `MAX_MATCH_TOKENS`, so an unrelated prediction soon proposes nothing.
     """

@@ -50,8 +50,7 @@ class EagleLesson(Lesson):
 
 
 class EagleStudent(Student):
-    """An EAGLE-3 draft with the target's widths and Llama's layers, which other systems can
-    load."""
+    """An EAGLE-3 draft with the target's widths and Llama's layers, as in other systems."""
 
     def __init__(
         self, target: PreTrainedModel, ids: Tensor, lesson: EagleLesson, seed: int

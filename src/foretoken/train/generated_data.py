@@ -60,7 +60,9 @@ def generate_references(
             files.write_atomically(file, json.dumps({"prompts": prompts, "texts": ids}).encode())
         stored = files.read_own_json(file)
         if stored["prompts"] != prompts:
-            raise InputError(f"{file} is for other prompts; give those prompts, or another --out")
+            raise InputError(
+                f"{file} holds outputs of other prompts; give those prompts, or another --out"
+            )
         for n, tokens in zip(indices, stored["texts"], strict=True):
             examples_and_held_out[n] = Example(examples_and_held_out[n].prompt, tokens)
         report(start + len(indices))

@@ -87,7 +87,6 @@ class GrammarWriter:
         return f"({calls} | PLAIN)"
 
     def _write_text(self, text: str) -> str:
-        """Return the symbols of text for the user, with its mark."""
         return f"{self.write_literal(self.format.text_mark)} {text}"
 
     def _write_marked_calls(self) -> str:
