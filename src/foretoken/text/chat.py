@@ -384,7 +384,7 @@ def _load_part(label: str, part: Mapping[str, Any], sampling_rate: int) -> dict[
     values = [part[name] for name in MEDIA_PART_KEYS[kind] if part.get(name) is not None]
     if len(values) != 1:
         names = ", ".join(MEDIA_PART_KEYS[kind])
-        raise InputError(f"{label} has {len(values)} of {names}; give one of them")
+        raise InputError(f"{label} has {len(values)} of {names}; give exactly one of them")
     value = (
         load_image(values[0], label)
         if kind == "image"

@@ -43,8 +43,8 @@ def decode_continuation(
 def count_offsets(
     tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], text: str
 ) -> list[int]:
-    """Return the offset of each token in `text`, the decoded tokens, in characters. Special tokens
-    that `text` does not contain have width 0."""
+    """Return the offset of each token, in characters, in `text`, which is the decoded `tokens`.
+    Special tokens that `text` does not contain have width 0."""
     start = decode(tokenizer, list(tokens), keep_special_tokens=True).find(text)
     stream = IncrementalDetokenizer(tokenizer, keep_special_tokens=start >= 0)
     offsets = (stream.add_token(token).offset - max(0, start) for token in tokens)

@@ -174,9 +174,9 @@ def _is_number(value: Any) -> bool:
 
 def _narrow_bounds(schema: dict[str, Any], name: str, inside: int) -> None:
     """Replace exclusive bounds that llguidance misinterprets by inclusive bounds at the nearest
-    allowed number: bounds at whole numbers, some of which llguidance would allow, and bounds of
-    JSON schema draft 4, in which exclusiveMinimum is a boolean. `inside`: the direction of the
-    allowed numbers, 1 for a minimum and -1 for a maximum."""
+    allowed number. llguidance allows some whole numbers that are exclusive bounds, and
+    misinterprets the boolean exclusiveMinimum of JSON schema draft 4. `inside`: the direction of
+    the allowed numbers, 1 for a minimum and -1 for a maximum."""
     exclusive = f"exclusive{name.capitalize()}"
     closed, opened = schema.get(name), schema.get(exclusive)
     if isinstance(opened, bool):
@@ -347,9 +347,9 @@ def _require_distinct_names(schema: dict[str, Any]) -> None:
 
 
 def _translate_pattern(pattern: str) -> str:
-    """Translate a regular expression from ECMA-262, in which sets do not nest and a dot matches no
-    line terminator, for llguidance. Raises ValueError if two dashes in a set could mean a
-    difference of sets."""
+    """Translate a regular expression for llguidance from ECMA-262, in which sets do not nest and a
+    dot matches no line terminator. Raises ValueError if two dashes in a set could mean a difference
+    of sets."""
     dot = "." if re.search(r"\(\?[a-z]*s", pattern) else r"[^\n\r\u2028\u2029]"
     parts, within = list[str](), False
     for part in re.findall(r"\\.|\[\^?|.", pattern, re.DOTALL):

@@ -77,7 +77,8 @@ def total_variation(p: Tensor, q: Tensor) -> Tensor:
 
 
 def log_alpha(p: Tensor, q: Tensor) -> Tensor:
-    """Return -log alpha. Its gradient, total variation's divided by alpha, does not vanish."""
+    """Return -log alpha. Its gradient is the gradient of total variation divided by alpha, and does
+    not vanish."""
     return -torch.minimum(p, q).logsumexp(-1)
 
 

@@ -274,7 +274,8 @@ class BatchSource:
         self, examples: Sequence[Example], count: int, seed: int
     ) -> list[TrainingSequence]:
         """Return sequences of up to `count` evenly spread examples, with outputs that the target
-        generates without a draft. Alpha is measured on their prefixes (C57: paper, section 4)."""
+        generates without a draft. Alpha is measured on prefixes of these outputs (C57: paper,
+        section 4)."""
         picked = examples[:: max(1, len(examples) // count)][:count]
         keys = [(seed, 2**62 + i) for i in range(len(picked))]
         generated = self._generate("target", picked, keys, gamma=0)
