@@ -22,8 +22,7 @@ _DISPLAYS: list[Any] = []
 
 
 def log_visibly(log: Logger, message: str, *values: object) -> None:
-    """Log at INFO, or at WARNING if logging is not set up: Python then prints the message to
-    stderr."""
+    """Log at INFO, or at WARNING if logging is not set up, so that Python prints to stderr."""
     visible = log.isEnabledFor(logging.INFO) or log.hasHandlers()
     log.log(logging.INFO if visible else logging.WARNING, message, *values)
 

@@ -1,5 +1,4 @@
-"""The package's main class: `foretoken.load` returns a `Speculator`, which turns prompts into
-completions."""
+"""The main class: `foretoken.load` returns a `Speculator`, which turns prompts into completions."""
 
 from __future__ import annotations
 
@@ -434,8 +433,7 @@ class Speculator:
         return completions if len(completions) > 1 else completions[0]
 
     def make_completion(self, seq: SequenceState) -> Completion:
-        """Return the completion of a sequence; for an unfinished sequence, finish_reason is
-        "interrupted"."""
+        """Return a completion; for an unfinished sequence, finish_reason is "interrupted"."""
         self.costing.monitor_drift(seq)
         params = seq.request.params
         return Completion(

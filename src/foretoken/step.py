@@ -211,8 +211,7 @@ def _count_draft_tokens(draft: Draft, gamma: list[int], V: int) -> list[int]:
 
 
 def _list_host_ids(draft: Draft, counts: list[int], V: int) -> list[list[int]] | None:
-    """Return the draft tokens if they are on the host, else None. Raises RefusedError for invalid
-    ids."""
+    """Return draft tokens that are on the host, else None. Raises RefusedError for invalid ids."""
     if not draft.tokens.is_cpu:
         return None
     ids = [row[:count] for row, count in zip(to_list(draft.tokens), counts, strict=True)]
@@ -339,8 +338,7 @@ def _to_floats(vector: Tensor) -> list[float]:
 
 
 def _verify_by_argmax(logits: Tensor, ids: list[list[int]]) -> _VerifiedStep | None:
-    """Return the verification that compares each draft token with the argmax; None if logits are
-    invalid."""
+    """Return the verification by comparison with the argmax; None if logits are invalid."""
     best, tops = find_peaks(logits)
     if not all(map(math.isfinite, chain.from_iterable(tops))):
         return None
@@ -415,8 +413,7 @@ def _commit_to_models(
     target: Scorer,
     drafter: Drafter,
 ) -> None:
-    """Commit the gained tokens to target and drafter, which also removes rejected draft tokens from
-    their caches."""
+    """Commit the gained tokens to target and drafter, which then drop rejected draft tokens."""
     for seq, count in zip(seqs, num_scheduled, strict=True):
         seq.num_pending -= count  # below 1 only in sequences that gain tokens: set below
     committed: list[list[int]] = [[] for _ in seqs]

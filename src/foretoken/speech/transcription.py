@@ -34,8 +34,7 @@ PREVIOUS_TEXT_MARK = "<|startofprev|>"  # Whisper's token before the preceding t
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionOptions:
-    """The options of one call of `transcribe`; `generate_options` are passed to transformers'
-    `generate`."""
+    """Options of a call of `transcribe`; `generate_options` go to transformers' `generate`."""
 
     language: str | None
     translate: bool
@@ -156,8 +155,7 @@ def _get_network(spec: Speculator) -> Any:
 
 
 def splits_audio(network: Any) -> bool:
-    """Return whether a network's `generate` splits audio into windows by itself, as Whisper's
-    does."""
+    """Return whether a network's own `generate` splits audio into windows, as with Whisper."""
     return "return_segments" in inspect.signature(type(network).generate).parameters
 
 

@@ -117,8 +117,8 @@ def load_cached_values(file: str) -> dict[str, Any]:
 
 
 def save_cached_value(file: str, key: str, value: Any) -> None:
-    """Store a value under `key` in the cache file named `file`, if the file can be written. It is
-    replaced atomically: other processes see the old or the new file, never a part."""
+    """Store a value under `key` in the cache file named `file`, if the file can be written. The
+    file is replaced atomically: other processes see the old or the new file, never a part."""
     folder = get_cache_folder()
     try:
         if folder:

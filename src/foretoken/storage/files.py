@@ -118,8 +118,7 @@ def _move_files(part: Path, path: Path) -> None:
 
 
 def read_own_json(file: Path) -> Any:
-    """Return the value in a JSON file that foretoken has written. Raises InputError if the file is
-    damaged."""
+    """Return the value in foretoken's own JSON file. Raises InputError if the file is damaged."""
     try:
         return parse_json(file.read_text())
     except ValueError:
@@ -127,8 +126,7 @@ def read_own_json(file: Path) -> Any:
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """Return the value of untrusted JSON. Raises ValueError if the JSON is invalid or nested too
-    deeply."""
+    """Return the value of untrusted JSON. Raises ValueError if invalid or nested too deeply."""
     try:
         return json.loads(text, **options)
     except RecursionError:

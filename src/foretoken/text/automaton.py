@@ -63,8 +63,7 @@ class SuffixAutomaton:
         return iter([(self.ids[n], self._prefix_states[n + 1])] if within else [])
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return the longest suffix of `tokens` that occurs in the sequence, as state and
-        length."""
+        """Return the longest suffix of `tokens` in the sequence, as its state and length."""
         state, n = ROOT_STATE, 0
         for token in tokens:
             if token < 0:  # a barrier, from another automaton
@@ -219,6 +218,5 @@ class EarlierOutputs:
             self._volumes.popleft()
 
     def list_automata(self, salt: str) -> list[SuffixAutomaton]:
-        """Return the automata of this salt's outputs, the latest first; barriers separate the
-        outputs."""
+        """Return the automata of this salt, the latest first; barriers separate the outputs."""
         return [volume.automaton for volume in reversed(self._volumes) if volume.salt == salt]

@@ -226,8 +226,7 @@ class StoppingDetokenizer:
         return "".join(piece.text for piece in self.take_pieces())
 
     def _emit_piece(self, offset: int) -> None:
-        """Append a piece: the settled characters, without characters at the end that may begin a
-        stop string."""
+        """Append a piece: the settled characters before a possible beginning of a stop string."""
         cut = len(self._settled) - (0 if self._ended else self._count_withheld_characters())
         text, self._settled = self._settled[:cut], self._settled[cut:]
         self._emitted.append(text)
@@ -328,8 +327,7 @@ _BYTE_OF_LETTER = _map_letters_to_bytes()
 def find_differing_tokens(
     first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase
 ) -> list[str]:
-    """Return the tokens that have different ids in the vocabularies of two tokenizers, or are in
-    only one of them."""
+    """Return the tokens whose ids differ in two vocabularies, or that only one of them has."""
     ours, theirs = first.get_vocab(), second.get_vocab()
     return [t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)]
 

@@ -86,8 +86,7 @@ def _allows_other_names(schema: dict[str, Any]) -> bool:
 
 
 def _require_writable(schema: dict[str, Any]) -> None:
-    """Raise ValueError if a schema requires a control character, which ALLOWED_ESCAPES cannot
-    spell."""
+    """Raise ValueError for a required control character, which ALLOWED_ESCAPES cannot spell."""
     named = [schema.get("const"), schema.get("enum"), schema.get("required")]
     strings = [*_iter_strings([*named, dict.fromkeys(schema.get("properties") or {})])]
     pattern = schema.get("pattern")
@@ -219,8 +218,7 @@ def _step_inside(bound: Decimal, inside: int) -> Decimal:
 
 
 def _is_exact(number: Decimal) -> bool:
-    """Return whether a JSON parser that rounds digits before it scales them parses this number
-    exactly."""
+    """Return whether a parser that rounds digits before scaling parses this number exactly."""
     if number == number.to_integral_value():
         return int(number) == float(number)
     _, digits, exponent = number.as_tuple()

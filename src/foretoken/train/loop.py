@@ -72,8 +72,7 @@ class TrainingLoop:
 
     @property
     def best(self) -> dict[str, Any]:
-        """The best weights so far, with their `score` and `step`; empty before the first
-        `record_score`."""
+        """The best weights so far, with `score` and `step`; empty before `record_score`."""
         return self.saved_values.get("best", {})
 
     def record_score(self, score: float) -> None:
@@ -116,8 +115,7 @@ class TrainingLoop:
         return loss.item()
 
     def require_finite(self, **figures: float) -> None:
-        """Raise InputError, with the remedy, if one of the named figures (such as the loss) is not
-        finite."""
+        """Raise InputError, with the remedy, if a named figure (such as the loss) is not finite."""
         for name, value in figures.items():
             if not math.isfinite(value):
                 raise InputError(

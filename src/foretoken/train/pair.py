@@ -274,8 +274,7 @@ class BatchSource:
         self, examples: Sequence[Example], count: int, seed: int
     ) -> list[TrainingSequence]:
         """Return sequences of up to `count` evenly spread examples, with outputs that the target
-        generates without a draft. Alpha is measured on prefixes of these outputs (C57: paper,
-        section 4)."""
+        generates without a draft. Alpha is measured on these outputs (C57: paper, section 4)."""
         picked = examples[:: max(1, len(examples) // count)][:count]
         keys = [(seed, 2**62 + i) for i in range(len(picked))]
         generated = self._generate("target", picked, keys, gamma=0)
@@ -283,8 +282,8 @@ class BatchSource:
         return [TrainingSequence(r, tokens) for r, tokens in zip(requests, generated, strict=True)]
 
     def make_requests(self, examples: Sequence[Example], keys: Seed = 0) -> list[Request]:
-        """Return the requests of the examples. Raises InputError for a prompt that exceeds the
-        target's context."""
+        """Return the examples' requests. Raises InputError for prompts beyond the target's
+        context."""
         prompts = [[int(token) for token in e.prompt] for e in examples]
         return self.pair.target_spec.inputs.make_requests(list(prompts), self._sampling, keys)
 

@@ -69,8 +69,7 @@ class Lesson(ABC):
         `sequences`."""
 
     def get_layer_settings(self, target: PreTrainedModel) -> dict[str, Any]:
-        """Return config entries, under transformers' names, for draft layers with the target's
-        widths."""
+        """Return transformers' config entries for draft layers with the target's widths."""
         text: Any = target.config.get_text_config(decoder=True)
         same = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
         return {

@@ -159,7 +159,8 @@ class GenerateCall:
         if not all(isinstance(x, Tensor) for x in media_inputs.values()):
             names = ", ".join(sorted(media_inputs))
             raise ForeignError(
-                f"{names} cannot be divided among {len(self.ids)} prompts; call generate for each"
+                f"{names} cannot be divided among {len(self.ids)} prompts; call generate for each "
+                "prompt"
             )
         mask = {"attention_mask": self.model_kwargs.get("attention_mask")}
         return split_media({"input_ids": self.ids, **mask, **media_inputs}, encodes=False)
@@ -455,8 +456,7 @@ def _require_same_rope(target: Model, lengths: list[int], limit: int) -> None:
 
 
 def _require_supported(objects: Sequence[Any]) -> None:
-    """Raise ForeignError for a processor or criterion of transformers that cannot run on a single
-    sequence."""
+    """Raise ForeignError for processors or criteria that cannot run on a single sequence."""
     try:
         require_supported(objects)
     except RefusedError as error:

@@ -150,7 +150,9 @@ def require_same_model(model: PreTrainedModel, target: Model, arguments: Mapping
 def require_single_row(streamer: object, rows: int) -> None:
     """Raise ForeignError if there is a streamer and more than one sequence."""
     if streamer is not None and rows > 1:
-        raise ForeignError(f"a streamer takes one sequence, not {rows}; call generate for each")
+        raise ForeignError(
+            f"a streamer takes one sequence, not {rows}; call generate for each prompt"
+        )
 
 
 def require_supported_config(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:

@@ -66,8 +66,7 @@ class PendingEncoder:
 
     def forward(self, **inputs: Any) -> PendingEncoderOutput:
         """Return a placeholder for the encoder output of these media. If the media equal the media
-        of the last call, the placeholder has the same dicts, with the outputs that are stored
-        already."""
+        of the last call, the placeholder has the same dicts, with the outputs stored so far."""
         media: Tensor = inputs[self.name]
         if self.last is None or not torch.equal(self.last, media):
             self.last, self.encoded = media, [{} for _ in media]

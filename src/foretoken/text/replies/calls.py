@@ -84,8 +84,7 @@ class CallForm(Protocol):
         ...
 
     def start_stream(self) -> CallStream | None:
-        """Return an incremental parser of a call; None if this syntax does not write arguments as
-        JSON."""
+        """Return an incremental parser of a call; None if arguments are not written as JSON."""
         ...
 
     def can_close(self, text: str) -> bool:

@@ -39,7 +39,7 @@ class ReplyEvent:
 
 
 class ReplyReader:
-    """Parses one reply. A malformed call becomes text, with its marks; a truncated call is
+    """Parses a reply. Malformed calls become text, with their marks; truncated calls are
     dropped."""
 
     def __init__(
@@ -171,8 +171,7 @@ class FormatCallParser:
 
 
 def _import_chat_parsing():  # not annotated, so that the modules' types are inferred
-    """Import transformers' reply parsers on first use: the HTTP process runs without
-    transformers."""
+    """Import transformers' reply parsers late: the HTTP process runs without transformers."""
     from transformers.utils.chat_parsing import content_parsers, response_templates
 
     return content_parsers, response_templates
