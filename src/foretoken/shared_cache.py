@@ -1,4 +1,4 @@
-"""A thread-safe cache: if a thread is computing a result, the others wait for it."""
+"""A thread-safe cache: while a thread computes a result, other threads wait for that result."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ class SharedCache(Generic[Result]):
         self._results: OrderedDict[Hashable, Future[Result]] = OrderedDict()
 
     def get(self, key: Hashable, compute: Callable[..., Result], *arguments: Any) -> Result:
-        """Return the cached result for `key`; if there is none, cache and return
-        `compute(*arguments)`."""
+        """Return the cached result for `key`, or else cache and return `compute(*arguments)`."""
         with self._lock:
             result = self._results.get(key)
             if is_new := result is None:

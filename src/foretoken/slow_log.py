@@ -1,5 +1,5 @@
-"""Progress of slow work: on a terminal a line with the elapsed seconds, elsewhere one log line
-after a second."""
+"""Progress of slow work: a line with the elapsed seconds on a terminal, or one log line after a
+second without a terminal."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ LOG_AFTER_SECONDS = 1.0
 REPEAT_LOG_SECONDS = 10.0  # between log lines of a child process, on its parent's terminal
 
 _DISPLAY_LOCK = Lock()
-# the only display, listed once for each line that it shows; two displays would overwrite each other
+# one display, listed once per line that it shows: a second display would overwrite its lines
 _DISPLAYS: list[Any] = []
 
 
 def log_visibly(log: Logger, message: str, *values: object) -> None:
-    """Log at INFO, or at WARNING if logging is not set up: Python then prints the message to
-    stderr."""
+    """Log at INFO, or at WARNING if logging is not set up, so that Python prints to stderr."""
     visible = log.isEnabledFor(logging.INFO) or log.hasHandlers()
     log.log(logging.INFO if visible else logging.WARNING, message, *values)
 
@@ -32,8 +31,8 @@ def log_visibly(log: Logger, message: str, *values: object) -> None:
 def log_if_slow(
     log: Logger, message: str, *values: object, after: float | None = None
 ) -> Generator[None]:
-    """Show the message on a terminal while the `with` block runs. Without a terminal, log it if the
-    block takes longer than `after` seconds (None: `LOG_AFTER_SECONDS`)."""
+    """Show the message on a terminal while the `with` block runs. Without a terminal, log the
+    message if the block takes longer than `after` seconds (None: `LOG_AFTER_SECONDS`)."""
     text, over = message % values, Event()
     if _can_draw():
         with show_waiting(text):
@@ -55,7 +54,8 @@ def _can_draw() -> bool:
 
 
 def _log_until_over(over: Event, log: Logger, text: str, after: float) -> None:
-    """Log `text` after `after` seconds; in a child process on a terminal repeat it until `over`."""
+    """Log `text` after `after` seconds unless `over` is set. In a child process on a terminal,
+    repeat the log until `over` is set."""
     start = perf_counter()
     if over.wait(after):
         return

@@ -1,5 +1,4 @@
-"""The package's main class: `foretoken.load` returns a `Speculator`, which turns prompts into
-completions."""
+"""The main class: `foretoken.load` returns a `Speculator`, which turns prompts into completions."""
 
 from __future__ import annotations
 
@@ -51,8 +50,8 @@ if TYPE_CHECKING:
 class Speculator:
     """A target, a drafter and optionally a tokenizer, ready to generate.
 
-    `foretoken.load` returns a Speculator; `dataclasses.replace` makes a changed copy that shares
-    its models. Several threads may use a Speculator at the same time.
+    `foretoken.load` returns a Speculator; `dataclasses.replace` makes a changed copy, which shares
+    the models. Several threads may use a Speculator at the same time.
 
     Attributes:
         target: The model whose distribution the output follows.
@@ -64,15 +63,15 @@ class Speculator:
         target_name: The target's name, for messages and stored costs.
         draft_name: The draft's name, for messages and stored costs.
         suggested: Sampling options that the model's generation config suggests. They are not
-            followed; a warning lists them once.
+            applied; a warning lists them once.
         predicted_output: Function that returns an output predictor for a request without a
             `prediction`; None: only the drafter proposes tokens for such a request.
         processor: Function that loads the model's processor of images and audio; None if the model
             has none.
         structure: Function that builds the target's transformers model, with or without weights;
-            None if it is unknown how.
-        choose: Function that measures which draft is the fastest and is called by `prepared`; None
-            if there is nothing to choose.
+            None if no such function is known.
+        choose: Function that `prepared` calls to measure which draft is the fastest; None if there
+            is nothing to choose.
 
     Examples:
         >>> import foretoken
@@ -127,12 +126,13 @@ class Speculator:
     def exact(self) -> str:
         """Return whether the draft tokens or the other sequences of a batch can change an output.
 
-        This concerns greedy outputs and outputs with rule="coupled". The output's distribution is
-        the target's in any case.
+        This concerns greedy outputs and outputs with rule="coupled". The output always has the
+        target's distribution.
 
         Returns:
-            "bitwise": they cannot, as tested with the model's own weights. "rounding": they change
-            the last digits of logits, so a near-tie between two tokens may be decided differently.
+            "bitwise": no output changes, as tested with the model's own weights. "rounding": draft
+            tokens and other sequences change the last digits of logits, so a near-tie between two
+            tokens may be decided differently.
 
         Example:
             >>> import foretoken
@@ -144,13 +144,13 @@ class Speculator:
     def prepared(self) -> Speculator:
         """Return a Speculator of this target with the draft that is the fastest on this machine.
 
-        It chooses the draft or the draft's precision, whichever was not given to `load`. To do so
-        it converts the candidate drafts if necessary and measures all of them, which may take
-        minutes. The choice is stored, and later calls of `load` use it. Call this method while
-        nothing is being generated.
+        The method chooses the draft or the draft's precision, whichever was not given to `load`. It
+        converts the candidate drafts if necessary and measures all of them, which may take minutes.
+        The choice is stored, and later calls of `load` use it. Call this method while nothing is
+        being generated.
 
         Returns:
-            The Speculator to use from now on; this one if there is nothing to choose.
+            The Speculator to use from now on; this Speculator if there is nothing to choose.
 
         Examples:
             >>> import foretoken
@@ -163,18 +163,18 @@ class Speculator:
     def guided(self, scale: float, negative: Prompt | None = None) -> Speculator:
         """Return a Speculator of this pair with classifier-free guidance.
 
-        The target's logits are then c + (scale - 1) (c - u). Here c are its logits after the prompt
-        and u its logits after `negative`, both followed by the same output tokens. One forward pass
-        computes both. The drafter proposes without guidance.
+        The target's logits are then c + (scale - 1) (c - u). Here c are the target's logits after
+        the prompt and the output so far, and u are its logits after `negative` and the same output.
+        One forward pass computes c and u. The drafter proposes without guidance.
 
         Args:
             scale: The weight of c; 1 is no guidance.
-            negative: The negative prompt, as text or ids, used for all prompts. None: each prompt's
-                last token, as with `guidance_scale` of transformers.
+            negative: The negative prompt, as text or ids, used for all prompts. None: the last
+                token of each prompt, as with `guidance_scale` of transformers.
 
         Returns:
-            The new Speculator. It shares its models with this one, so only one of the two may
-            generate at a time.
+            The new Speculator. It shares its models with this Speculator, so only one of the two
+            may generate at a time.
 
         Raises:
             InputError: `scale` is not a number, or `negative` is not a prompt.
@@ -219,18 +219,18 @@ class Speculator:
             params: One SamplingParams for all prompts, or a list with one for each.
             gamma: Draft tokens for each target forward; 0 is plain decoding. None: chosen before
                 every step, from costs measured once and the acceptance so far.
-            seed: An int, with which sequence i has the key (seed, i); or a list with an int or a
-                pair (seed, number) for each prompt. None: a random int.
+            seed: An int: sequence i then has the key (seed, i); or a list with an int or a pair
+                (seed, number) for each prompt. None: a random int.
             rule: The acceptance method: "block", "speculative", "match", "rejection", "coupled", or
-                a function (docs/exactness.md). With "coupled" the output of a seed is the same with
-                every drafter and gamma. At temperature 0 every named method accepts the draft
-                tokens that equal the argmax, and a function is not called.
+                a function (docs/exactness.md). With "coupled" and one seed, the output is the same
+                with every drafter and gamma. At temperature 0, draft tokens that equal the argmax
+                are accepted with every rule, and a function is not called.
             lenience: Below 1, draft tokens are accepted up to 1 / lenience times as often (paper,
                 appendix A.5), and the output does not follow the target's distribution exactly;
                 `stats.bias` is the deviation. At temperature 0 a draft token is accepted if it has
                 at least `lenience` times the probability of the most probable token.
-            chat_template: A Jinja template for messages; None: the tokenizer's.
-            chat_template_kwargs: Values for the template.
+            chat_template: A Jinja template for messages; None: the tokenizer's template.
+            chat_template_kwargs: Values of the template's variables, by name.
             **controls: Fields of SamplingParams, in place of `params`.
 
         Returns:
@@ -269,8 +269,8 @@ class Speculator:
         self, seqs: list[SequenceState], verifier: Verifier, gamma: int | None
     ) -> Generator[Completion]:
         """Yield the completions of these sequences in order, each as soon as its sequence and all
-        earlier ones are finished. A sequence that fails raises no exception here, even if all fail:
-        its completion has the error."""
+        earlier sequences are finished. If a sequence fails, its completion has the error: no
+        exception is raised, even if all sequences fail."""
         requests = [seq.request for seq in seqs]
         self.warn_about_suggested([request.params for request in requests])
         policy = self.costing.make_policy(requests, gamma, len(requests))
@@ -298,9 +298,9 @@ class Speculator:
     ) -> Generator[Piece, None, Completion | list[Completion]]:
         """Generate as `generate` does, and yield the output in pieces.
 
-        The texts and tokens of a sequence's pieces concatenate to those of the completion that
-        `generate` returns. Text that may be the beginning of a stop string is withheld until this
-        is decided. Arguments are those of `generate`.
+        The pieces of a sequence concatenate to the text and tokens of the completion that
+        `generate` returns. Text is withheld while it may be the beginning of a stop string.
+        Arguments are those of `generate`.
 
         Yields:
             After each step, a piece for every sequence that has new tokens; `piece.row` is the
@@ -324,7 +324,7 @@ class Speculator:
         template = chat_template, chat_template_kwargs
         requests = self.inputs.assemble("stream", prompts, params, controls, seed, *template)
         if not requests:
-            raise InputError("stream takes one prompt or more, not 0; give a text or ids")
+            raise InputError("stream takes one prompt or more, not 0; give a prompt")
         seqs = self.inputs.make_sequences(requests)
         self.warn_about_suggested([request.params for request in requests])
         return self._stream_pieces(
@@ -348,13 +348,13 @@ class Speculator:
     ) -> Any:
         """Generate from the model's distribution within a call of transformers' `generate`.
 
-        transformers calls it, in `model.generate(**inputs, custom_generate=spec, ...)`. Each row of
+        `model.generate(**inputs, custom_generate=spec, ...)` makes this call. Each row of
         `input_ids` becomes a sequence of its own without the row's padding, but `max_length` and
         `min_length` count the padding. With sampling, the seed is drawn from torch's global
-        generator, so `torch.manual_seed` makes the output repeatable, though not equal to that of
-        transformers. The returned scores and logits of finished sequences are zeros. If this
-        Speculator's target is a converted model, it is not fully compared with `model`: only the
-        vocabulary sizes must be equal, and both or neither must have an encoder.
+        generator, so `torch.manual_seed` makes the output repeatable, but the output differs from
+        the output of transformers. The returned scores and logits of finished sequences are zeros.
+        If this Speculator's target is a converted model, it is not fully compared with `model`:
+        only the vocabulary sizes must be equal, and both or neither must have an encoder.
 
         Args:
             model: The model whose `generate` was called.
@@ -364,7 +364,7 @@ class Speculator:
             stopping_criteria: Functions of one sequence's ids `[1, n]`, with None for scores.
             inputs_tensor: The encoder's input, for an encoder-decoder.
             streamer: A streamer of transformers.
-            stop_strings: Strings that end an output; this Speculator's tokenizer decodes it.
+            stop_strings: Strings that end an output, which this Speculator's tokenizer decodes.
             num_assistant_tokens: gamma.
             prompt_lookup_num_tokens: gamma, if the drafter is a look-up.
             **model_kwargs: Arguments of the model's forward, such as an attention mask.
@@ -414,7 +414,7 @@ class Speculator:
         return task.decode(seqs, steps, self.target, streamer)
 
     def warn_about_suggested(self, params: Sequence[SamplingParams]) -> None:
-        """Warn once if these params differ from those that the generation config suggests."""
+        """Warn once if these params differ from values that the generation config suggests."""
         if not self._has_warned.is_set() and warn_about_suggested(self.suggested, params):
             self._has_warned.set()
 
@@ -433,8 +433,7 @@ class Speculator:
         return completions if len(completions) > 1 else completions[0]
 
     def make_completion(self, seq: SequenceState) -> Completion:
-        """Return the completion of a sequence; for an unfinished sequence, finish_reason is
-        "interrupted"."""
+        """Return a completion; for an unfinished sequence, finish_reason is "interrupted"."""
         self.costing.monitor_drift(seq)
         params = seq.request.params
         return Completion(

@@ -1,6 +1,6 @@
 """Algorithm 1 on a ragged batch: draft, score, verify, commit.
 
-Plain decoding is this step with gamma 0. It works with any model, drafter and verifier.
+Plain decoding is this step with gamma 0. The step works with any model, drafter and verifier.
 """
 # torch leaves the type of tolist() open
 # pyright: reportUnknownMemberType=false
@@ -50,7 +50,7 @@ class _DeadEnd(NamedTuple):
     """The first position of a sequence's block that has no distribution, because the controls leave
     no token or the logits are invalid."""
 
-    offset: int  # number of draft tokens before it
+    offset: int  # number of draft tokens before that position
     error: RefusedError
 
 
@@ -72,8 +72,8 @@ class _ScoredDraft(NamedTuple):
     block: ScoredBlock
     ids: Tensor  # [B, G], the draft tokens as the drafter returned them, not checked yet
     tops: Tensor  # [B, G+1], the target's largest logits: not finite if any logit is invalid
-    raw: dict[int, Tensor]  # [n, V] by row, the target's logits, if a sequence reports them
-    failed: dict[int, _DeadEnd]  # by row: positions at which controls leave no token
+    raw: dict[int, Tensor]  # by row: the target's logits [n, V], if the sequence reports logits
+    failed: dict[int, _DeadEnd]  # by row: the position at which controls leave no token
 
 
 class _VerifiedSequence(NamedTuple):
@@ -81,7 +81,7 @@ class _VerifiedSequence(NamedTuple):
 
     x: list[int]  # the draft tokens
     n: int  # number of accepted draft tokens
-    t: int  # the token after the accepted ones
+    t: int  # the token after the accepted draft tokens
     beta: list[float]
     bias: list[float]  # [] if the verifier is exact
     failed: RefusedError | None = None  # if not None, t is invalid and the sequence fails
@@ -112,10 +112,10 @@ def step(
         target: The target, with the sequences in its cache.
         drafter: The drafter, with the sequences in its cache.
         verifier: Accepts or rejects draft tokens.
-        gamma: The most draft tokens for each sequence.
-        num_scheduled: How many of its pending tokens each sequence scores; None: all. A sequence
-            that scores fewer is in prefill: it gains no token, and its gamma must be 0. At least
-            one sequence has to gain tokens.
+        gamma: The maximum number of draft tokens for each sequence.
+        num_scheduled: For each sequence, the number of its pending tokens to score; None: all. A
+            sequence that does not score all of them is in prefill: it gains no token, and its gamma
+            must be 0. At least one sequence has to gain tokens.
 
     Returns:
         The target's distributions, `[B, G+1, V]`, for the sequences that gain tokens; None if the
@@ -128,9 +128,9 @@ def step(
     After an error the sequences are unchanged. A sequence fails without an exception if its
     controls leave no token, or if its logits are invalid after accepted draft tokens.
 
-    If the target is on a device, the host waits for the device once, for the verification, and once
-    more, for the draft tokens, if sequences have controls. The recorded times are then those of
-    submitting the work, not of executing it.
+    If the target is on a device, the host waits for the device once, to get the verification; if
+    sequences have controls, it waits once more, to get the draft tokens. The recorded times then
+    measure the submission of work, not its execution.
     """
     times = [perf_counter()]
     draw = verifier.draw_class(
@@ -211,8 +211,7 @@ def _count_draft_tokens(draft: Draft, gamma: list[int], V: int) -> list[int]:
 
 
 def _list_host_ids(draft: Draft, counts: list[int], V: int) -> list[list[int]] | None:
-    """Return the draft tokens if they are on the host, else None. Raises RefusedError for invalid
-    ids."""
+    """Return draft tokens that are on the host, else None. Raises RefusedError for invalid ids."""
     if not draft.tokens.is_cpu:
         return None
     ids = [row[:count] for row, count in zip(to_list(draft.tokens), counts, strict=True)]
@@ -227,8 +226,8 @@ def _require_ids(ids: list[list[int]], V: int) -> None:
 
 
 def _select_advanced(drafted: _DraftedSequences, num_scheduled: list[int]) -> _DraftedSequences:
-    """Return the sequences that gain tokens in this step, because this forward pass completes their
-    prefill or it was complete before, with their draft tokens."""
+    """Return the part of `drafted` for the sequences that gain tokens in this step: this forward
+    pass completes their prefill, or an earlier one did."""
     pairs = zip(drafted.seqs, num_scheduled, strict=True)
     indices = [b for b, (seq, count) in enumerate(pairs) if seq.num_pending <= count]
     if len(indices) == len(num_scheduled):
@@ -251,8 +250,8 @@ def _score(
     seqs: list[SequenceState], num_scheduled: list[int], target: Scorer, drafted: _DraftedSequences
 ) -> Tensor:
     """Run the target's forward pass over the scheduled tokens of all sequences and the draft tokens
-    of those in `drafted`. Return the logits at the last token and the draft tokens of the sequences
-    in `drafted`, `[len(drafted.indices), G+1, V]`."""
+    in `drafted`. For the sequences in `drafted`, return the logits at the last scheduled token and
+    at the draft tokens, `[len(drafted.indices), G+1, V]`."""
     need = [0] * len(seqs)
     for b, count in zip(drafted.indices, drafted.counts, strict=True):
         need[b] = 1 + count
@@ -272,14 +271,14 @@ def _score(
 
 
 def _clamp_ids(drafted: _DraftedSequences, V: int, device: torch.device) -> Tensor:
-    """Return the draft tokens `[B, G]` on a device, clamped to valid ids: `_require_ids` refuses
-    invalid ones later, when the host reads them."""
+    """Return the draft tokens `[B, G]` on a device, clamped to valid ids. `_require_ids` refuses
+    invalid draft tokens later, when the host reads them."""
     ids, _ = _pad_draft_tokens(drafted, device)
     return ids.clamp(0, V - 1)
 
 
 def _pad_draft_tokens(drafted: _DraftedSequences, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the draft tokens `[B, G]` on a device, padded with 0, and their numbers `[B]`."""
+    """Return the draft tokens `[B, G]`, padded with 0, and their lengths `[B]`, on a device."""
     draft, counts = drafted.draft, drafted.counts
     whole = min(counts) == draft.tokens.shape[1] and draft.tokens.dtype == torch.int64
     if drafted.ids is not None and not whole:
@@ -339,8 +338,7 @@ def _to_floats(vector: Tensor) -> list[float]:
 
 
 def _verify_by_argmax(logits: Tensor, ids: list[list[int]]) -> _VerifiedStep | None:
-    """Return the verification that compares each draft token with the argmax; None if logits are
-    invalid."""
+    """Return the verification by comparison with the argmax; None if logits are invalid."""
     best, tops = find_peaks(logits)
     if not all(map(math.isfinite, chain.from_iterable(tops))):
         return None
@@ -363,8 +361,8 @@ def _verify_by_tensors(
 
 
 def _prepare_block(logits: Tensor, drafted: _DraftedSequences) -> _ScoredDraft:
-    """Return the verifier's input, with the sequences' controls applied to the logits, and the
-    target's logits before these controls for the sequences that report logits."""
+    """Return the verifier's input: the draft tokens, and the logits after the sequences' controls.
+    For sequences that report logits, also return the target's logits before controls."""
     ids, lengths = _pad_draft_tokens(drafted, logits.device)
     # invalid ids from a device are refused later, by `_fetch_verification`
     x = ids if drafted.ids is not None else ids.clamp(0, logits.shape[-1] - 1)
@@ -379,13 +377,13 @@ def _prepare_block(logits: Tensor, drafted: _DraftedSequences) -> _ScoredDraft:
 def _mask_invalid(
     logits: Tensor, drafted: _DraftedSequences, lengths: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the logits with invalid ones masked, the largest logit of each position, `[B, G+1]`,
-    and the number of draft tokens to verify, `[B]`.
+    """Return three tensors: the logits, with invalid ones masked; the largest logit of each
+    position, `[B, G+1]`; and the number of draft tokens to verify, `[B]`.
 
-    The largest logits are taken before controls, which may hide invalid ones. Draft tokens after
+    The largest logits are taken before controls, which may hide invalid logits. Draft tokens after
     invalid logits are not verified. The logits at a position depend only on earlier tokens, so the
-    output keeps the target's distribution: a sequence that reaches the invalid position fails, as
-    in plain decoding.
+    output has the target's distribution: a sequence that reaches the invalid position fails, as in
+    plain decoding.
     """
     unmasked, device = logits, logits.device
     logits, tops = mask_invalid(unmasked)
@@ -403,7 +401,7 @@ def _mask_invalid(
 
 
 def _count_leading_valid(valid: Tensor) -> Tensor:
-    """Return the number of positions before the first invalid one in each sequence, `[B]`."""
+    """Return the number of positions before the first invalid position of each sequence, `[B]`."""
     return valid.long().cumprod(1).sum(1)
 
 
@@ -415,8 +413,7 @@ def _commit_to_models(
     target: Scorer,
     drafter: Drafter,
 ) -> None:
-    """Commit the gained tokens to target and drafter, which also removes rejected draft tokens from
-    their caches."""
+    """Commit the gained tokens to target and drafter, which then drop rejected draft tokens."""
     for seq, count in zip(seqs, num_scheduled, strict=True):
         seq.num_pending -= count  # below 1 only in sequences that gain tokens: set below
     committed: list[list[int]] = [[] for _ in seqs]
@@ -429,8 +426,9 @@ def _commit_to_models(
 def _apply_controls(
     logits: Tensor, seqs: list[SequenceState], x: Tensor, counts: list[int]
 ) -> tuple[Tensor, dict[int, _DeadEnd]]:
-    """Return the logits after the sequences' controls, which depend at each position on the tokens
-    before it, and by row the first position at which the controls leave no token.
+    """Apply the sequences' controls to the logits; at each position, controls depend on the tokens
+    before it. Return the result and, by row, the first position at which the controls leave no
+    token.
 
     From that position on, the sequence's logits are left unchanged: nothing is sampled from them,
     but the verifier needs finite numbers.
@@ -483,11 +481,11 @@ def _fetch_verification(
     beta = [row[:count] for row, count in zip(betas, lengths, strict=True)]
     if any(map(math.isnan, chain.from_iterable(beta))):
         raise RefusedError(
-            "the drafter's q holds NaN; it must be the distribution of its draft tokens"
+            "the drafter's q contains NaN; q must be the distribution of the draft tokens"
         )
     verified = [_VerifiedSequence(*row) for row in zip(x, n, t, beta, biases, strict=True)]
     for b, (offset, error) in chain(failed.items(), scored.failed.items()):
-        # the verifier's logits after this position were not the sequence's: truncate there
+        # after this position, the verifier's logits were not the sequence's own: truncate there
         if offset <= n[b]:
             n[b] = offset
             verified[b] = verified[b]._replace(n=offset, failed=error)
@@ -497,7 +495,7 @@ def _fetch_verification(
 def _find_invalid(
     tops: list[list[float]], n: list[int], drafted: _DraftedSequences
 ) -> dict[int, _DeadEnd]:
-    """Return the sequences whose logits after their accepted draft tokens are invalid, by row."""
+    """Return, by row, sequences with invalid logits after the last accepted draft token."""
     failed: dict[int, _DeadEnd] = {}
     for b, accepted in enumerate(n):
         removes = drafted.draw.params[b].remove_invalid_values
@@ -560,7 +558,7 @@ def _make_record(
         accepted=min(verified.n, len(gained)),
         new_tokens=tuple(gained),
         overlaps=tuple(verified.beta[:num_verified]),
-        draft_calls=min(calls, drafted.counts[b]),  # not those for longer drafts of others
+        draft_calls=min(calls, drafted.counts[b]),  # not for longer drafts of others
         draft_seconds=seconds[0],
         score_seconds=seconds[1],
         verify_seconds=seconds[2],

@@ -1,9 +1,9 @@
 """Section 3 of the paper: the speed-up of speculation from alpha, gamma and c.
 
-alpha is the probability that a draft token is accepted, gamma the number of draft tokens for each
-forward of the target, c the time of a draft forward over the time of a target forward. Factors are
-relative to plain decoding. As in the paper, draft tokens are assumed to be accepted independently
-of one another.
+alpha is the probability that a draft token is accepted. gamma is the number of draft tokens for
+each forward of the target. c is the time of a draft forward divided by the time of a target
+forward. Factors are relative to plain decoding. As in the paper, draft tokens are assumed to be
+accepted independently of one another.
 
 Examples:
     >>> from foretoken import theory
@@ -28,14 +28,15 @@ from foretoken.errors import InputError, format_value, to_float
 MAX_GAMMA = 64  # largest gamma that `optimal_gamma` considers by default
 
 VerifyCost = Callable[[int], float] | Sequence[float]
-"""v: time of a target forward over n tokens relative to one token. Either a function of n, or a
-sequence whose entry n is v(n) and whose entry 0 is not used."""
+"""v: time of a target forward over n tokens, relative to a forward over one token. It is a function
+of n, or a sequence whose entry n is v(n) and whose entry 0 is not used."""
 
 
 def beta(p: ArrayLike, q: ArrayLike) -> float:
     """Return the probability that a draft token drawn from q is accepted (paper, Theorem 3.5).
 
-    It is sum min(p, q), or 1 less the total variation of p and q; alpha is its mean over prefixes.
+    It is sum min(p, q), which equals 1 minus the total variation of p and q. alpha is the mean of
+    beta over prefixes.
 
     Args:
         p: The target's distribution, `[V]`.
@@ -61,7 +62,7 @@ def lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
     Args:
         p: The target's distribution, `[V]`.
         q: The draft's distribution, `[V]`.
-        lenience: l, in (0, 1]; at 1 the result is `beta`.
+        lenience: l, in (0, 1]; at 1 the result is `beta(p, q)`.
 
     Returns:
         The probability, in [0, 1].
@@ -102,7 +103,7 @@ def greedy_lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
 
 
 def match_beta(p: ArrayLike, q: ArrayLike) -> float:
-    """Return the probability of acceptance by token matching, sum p q: never above `beta`.
+    """Return the probability of acceptance by token matching: sum p q, at most `beta`.
 
     Token matching accepts a draft token that equals a token drawn from p.
 
@@ -127,8 +128,8 @@ def match_beta(p: ArrayLike, q: ArrayLike) -> float:
 def rejection_beta(p: ArrayLike, q: ArrayLike) -> float:
     """Return the probability of acceptance by rejection sampling (paper, appendix A.2).
 
-    It is 1/M = min q / p over the tokens with p > 0: never above `beta`, and 0 if one of them has
-    q = 0.
+    It is 1/M, the minimum of q / p over the tokens with p > 0. It is at most `beta`, and 0 if a
+    token with p > 0 has q = 0.
 
     Args:
         p: The target's distribution, `[V]`.
@@ -152,8 +153,8 @@ def match_probability(p: ArrayLike, q: ArrayLike) -> float:
     """Return the probability that tokens drawn from p and q with the same noise are equal.
 
     With rule="coupled" it is the probability of acceptance. It is sum_i 1 / sum_j max(p_j / p_i,
-    q_j / q_i), between (1 - d) / (1 + d) and 1 - d, where d is their total variation (Daliri,
-    Musco, Suresh 2024, arXiv 2408.07978).
+    q_j / q_i), between (1 - d) / (1 + d) and 1 - d, where d is the total variation of p and q
+    (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
 
     Args:
         p: The target's distribution, `[V]`.
@@ -187,10 +188,10 @@ def tokens_distribution(alpha: float, gamma: int) -> list[float]:
 
     Args:
         alpha: The probability that a draft token is accepted.
-        gamma: Draft tokens for each forward.
+        gamma: Number of draft tokens for each target forward.
 
     Returns:
-        Probabilities of 1 to gamma + 1 tokens; that of k tokens is at index k - 1.
+        Probabilities of 1 to gamma + 1 tokens; index k - 1 is for k tokens.
 
     Raises:
         InputError: alpha is not in [0, 1], or gamma is not an integer of 0 or more.
@@ -214,7 +215,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 
     Args:
         alpha: The probability that a draft token is accepted.
-        gamma: Draft tokens for each forward.
+        gamma: Number of draft tokens for each target forward.
 
     Returns:
         Tokens for each forward, from 1 to gamma + 1.
@@ -248,13 +249,14 @@ def walltime_factor(
 
     Args:
         alpha: The probability that a draft token is accepted.
-        gamma: Draft tokens for each target forward.
-        c: Time of a draft forward over that of a target forward.
-        v: Time of a target forward over n tokens relative to one token: a function of n, or a
-            sequence whose entry n is v(n). None is the paper's assumption, 1 for every n.
-        tokens: Number of generated tokens. None is the paper's assumption, infinitely many. The
-            result is exact for this number: as in generation, gamma is at most the number of
-            remaining tokens less one. It never exceeds `tokens` if v(n) >= 1.
+        gamma: Number of draft tokens for each target forward.
+        c: Time of a draft forward divided by the time of a target forward.
+        v: Time of a target forward over n tokens, relative to a forward over one token: a function
+            of n, or a sequence whose entry n is v(n). None is the paper's assumption, 1 for every
+            n.
+        tokens: Number of generated tokens. None is the paper's assumption, infinitely many. For a
+            finite number, the gamma of each step is at most the number of remaining tokens minus
+            one, as in generation; the factor is then at most `tokens` if v(n) >= 1.
 
     Returns:
         The factor; below 1, speculation is slower.
@@ -282,9 +284,9 @@ def steps_factor(
 
     Args:
         alpha: The probability that a draft token is accepted.
-        steps: Number of forwards by number of draft tokens, `{gamma: forwards}`.
-        c: Time of a draft forward over that of a target forward.
-        v: As `walltime_factor` takes it.
+        steps: Number of forwards for each number of draft tokens, `{gamma: forwards}`.
+        c: Time of a draft forward divided by the time of a target forward.
+        v: As in `walltime_factor`.
 
     Returns:
         The factor.
@@ -314,10 +316,10 @@ def optimal_gamma(
 
     Args:
         alpha: The probability that a draft token is accepted.
-        c: Time of a draft forward over that of a target forward.
-        v: As `walltime_factor` takes it; a sequence needs entries up to max_gamma + 1.
+        c: Time of a draft forward divided by the time of a target forward.
+        v: As in `walltime_factor`; a sequence needs entries up to max_gamma + 1.
         max_gamma: The largest gamma considered.
-        tokens: As `walltime_factor` takes it.
+        tokens: As in `walltime_factor`.
 
     Returns:
         The smallest such gamma; 0 if plain decoding is the fastest.
@@ -372,10 +374,10 @@ def _verify_cost(v: VerifyCost, n: int) -> float:
     elif n < len(v):
         cost = v[n]
     else:
-        raise InputError(f"v ends at {len(v) - 1} tokens; give v[{n}] too, or a smaller gamma")
+        raise InputError(f"v ends at {len(v) - 1} tokens; give v[{n}] too, or give a smaller gamma")
     if not 0 < to_float(cost) <= argument_checks.MAX_COST:
         raise InputError(
-            f"v of {n} tokens is {format_value(cost)}; give a number above 0, to "
-            f"{argument_checks.MAX_COST:g}"
+            f"v of {n} tokens is {format_value(cost)}; give a number above 0, at "
+            f"most {argument_checks.MAX_COST:g}"
         )
     return float(cost)

@@ -1,5 +1,5 @@
-"""Timing for comparisons: calls take turns, so that other load on the machine affects all of them
-alike; median and quartiles summarize their times."""
+"""Timing for comparisons: calls take turns, so that other load on the machine affects all calls
+alike; median and quartiles summarize the times of a call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Transfers between host and device: to the device without waiting, to the host in a single copy.
 
-A copy to the host waits for all work that was submitted to the device, so a step does only one. On
-a CPU nothing here costs more than the plain call.
+A copy to the host waits for all work that was submitted to the device, so a step makes only one
+such copy. For tensors on the CPU, nothing here costs more than the plain torch call.
 """
 # torch does not annotate to() and tolist()
 # pyright: reportUnknownMemberType=false
@@ -30,7 +30,7 @@ def to_list(tensor: Tensor) -> list[Any]:
 
 def read_lists(*parts: Tensor) -> list[list[Any]]:
     """Return `tolist()` of each tensor, `[B]` or `[B, n]`. Tensors on a device are copied together,
-    in one copy, as float64, in which ids are exact."""
+    as float64, which represents ids exactly."""
     if all(part.is_cpu for part in parts):
         return [cast(list[Any], part.tolist()) for part in parts]
     device = next(part.device for part in parts if not part.is_cpu)

@@ -122,7 +122,7 @@ def test_what_cannot_be_transcribed(spec: foretoken.Speculator) -> None:
     with pytest.raises(InputError, match="language is 5"):
         transcribe(spec, noise(1), language=5)  # pyright: ignore[reportArgumentType]
     assert transcribe(spec, noise(1), prompt="", language="") == transcribe(spec, noise(1))
-    with pytest.raises(InputError, match=r"prompt holds <\|en\|>, a special token"):
+    with pytest.raises(InputError, match=r"prompt contains <\|en\|>, a special token"):
         transcribe(spec, noise(1), prompt="so <|en|>")
     with pytest.raises(RefusedError, match="transcribe speech: its folder has no processor"):
         transcribe(foretoken.load(), noise(1))

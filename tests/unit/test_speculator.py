@@ -482,7 +482,7 @@ def test_a_stream_of_several_texts(texts):
         assert "".join(piece.text for piece in own) == completion.text
         assert sum((piece.tokens for piece in own), []) == completion.tokens
     assert len({piece.row for piece in pieces[: 3 * texts]}) == 3 * texts  # all at once
-    with pytest.raises(InputError, match="stream takes one prompt or more, not 0; give a text"):
+    with pytest.raises(InputError, match="stream takes one prompt or more, not 0; give a prompt"):
         table().stream([])
 
 

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class HttpConnection(H11Protocol):
-    """HTTP connection that is aborted if the client stops reading. uvicorn would wait for the
-    client forever, while output accumulates in memory; closing the connection would wait too."""
+    """HTTP connection that is aborted if the client stops reading: uvicorn would wait for the
+    client forever, even to close the connection, while output accumulates in memory."""
 
     _abort_timer: asyncio.TimerHandle | None = None
 
@@ -50,7 +50,7 @@ class HttpConnection(H11Protocol):
 
 class HttpServer(uvicorn.Server):
     """uvicorn server that, on shutdown, gives requests `options.drain` seconds to finish, aborts
-    the others and stops the engines."""
+    unfinished requests and stops the engines."""
 
     def __init__(self, models: ServedModels, options: ServerOptions) -> None:
         config = uvicorn.Config(
@@ -71,11 +71,11 @@ class HttpServer(uvicorn.Server):
 
 
 def run(setups: Mapping[str, EngineSetup], options: ServerOptions) -> None:
-    """Serve until SIGTERM or Ctrl-C; then refuse new requests and let the running ones finish, for
-    at most `options.drain` seconds.
+    """Serve until SIGTERM or Ctrl-C; then refuse new requests, and wait at most `options.drain`
+    seconds for running requests.
 
-    `setups`: the engine setup of each served model by its name, the base model first. Raises
-    InputError if the address cannot be used or a model cannot be loaded.
+    `setups`: engine setups by the name of the served model, the base model first. Raises InputError
+    if the address cannot be used or a model cannot be loaded.
     """
     listener = listen(options.host, options.port)
     models = ServedModels({name: EngineClient(setup) for name, setup in setups.items()})
@@ -88,15 +88,15 @@ def run(setups: Mapping[str, EngineSetup], options: ServerOptions) -> None:
     gc.set_threshold(50_000)
     name, port = listener.getsockname()[:2]
     log.info("http://%s:%s is loading %s", name, port, ", ".join(setups))
-    with suppress(KeyboardInterrupt):  # uvicorn raises it again after its shutdown
+    with suppress(KeyboardInterrupt):  # uvicorn raises this again after its shutdown
         server.run(sockets=[listener])
     if models.problem:
         raise InputError(models.problem)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on `host:port`. Raises InputError if it cannot listen there.
-    Call it before models load, so that a port in use is reported at once."""
+    """Return a socket that listens on `host:port`. Raises InputError if the address cannot be used.
+    Call this function before models load, so that a port in use is reported at once."""
     try:
         kind = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=kind)

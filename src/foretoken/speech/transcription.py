@@ -34,8 +34,7 @@ PREVIOUS_TEXT_MARK = "<|startofprev|>"  # Whisper's token before the preceding t
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionOptions:
-    """The options of one call of `transcribe`; `generate_options` are passed to transformers'
-    `generate`."""
+    """Options of a call of `transcribe`; `generate_options` go to transformers' `generate`."""
 
     language: str | None
     translate: bool
@@ -64,15 +63,15 @@ def transcribe(
     Args:
         spec: A Speculator whose target takes audio and has a processor; a draft is optional.
         audio: A file, its bytes, or samples `[n]` at the processor's sampling rate.
-        language: The language, such as "en"; None lets the model detect it, if it can.
+        language: The language, such as "en"; None: the model detects the language, if it can.
         translate: Translate into English.
         prompt: A preceding transcript, or names and words that may occur: each window is
-            transcribed as its continuation. For a chat model it is the instruction after the
+            transcribed as its continuation. For a chat model, `prompt` is the instruction after the
             audio, in place of "can you transcribe the speech into a written format?".
         words: Return the times of words. Needs a Whisper whose generation config has
             alignment_heads.
         temperature: 0 takes the most probable tokens.
-        gamma: Number of draft tokens in each step; None chooses it before every step.
+        gamma: Number of draft tokens in each step; None: chosen before every step.
         progress: Called with the fraction that is done, from 0 to 1.
         on_text: Called with the new text of each window, and with "" at every token; an exception
             that it raises ends the transcription.
@@ -90,7 +89,7 @@ def transcribe(
         Traceback (most recent call last):
         foretoken.errors.RefusedError: the target (...) does not transcribe speech: ...
     """
-    SamplingParams(temperature=temperature)  # raises InputError for an invalid one
+    SamplingParams(temperature=temperature)  # raises InputError for an invalid temperature
     for name, value in (("language", language), ("prompt", prompt)):
         if value is not None and not isinstance(value, str):
             raise InputError(f"{name} is {format_value(value)}; give a str, or leave it out")
@@ -115,7 +114,7 @@ def transcribe(
     transcribe_samples = _transcribe_whisper if splits_audio(network) else _transcribe_windows
     try:
         segments, found_language = transcribe_samples(spec, network, processor, samples, options)
-    except ValueError as error:  # transformers raises it for an unknown language
+    except ValueError as error:  # from transformers, for an unknown language
         if isinstance(error, InputError):
             raise
         raise InputError(f"the model cannot transcribe this: {to_one_line(error)}") from None
@@ -156,8 +155,7 @@ def _get_network(spec: Speculator) -> Any:
 
 
 def splits_audio(network: Any) -> bool:
-    """Return whether a network's `generate` splits audio into windows by itself, as Whisper's
-    does."""
+    """Return whether a network's own `generate` splits audio into windows, as with Whisper."""
     return "return_segments" in inspect.signature(type(network).generate).parameters
 
 
@@ -168,7 +166,7 @@ def _require_transcriber(spec: Speculator) -> tuple[Any, Any]:
     kind = spec.target.runtime if network is None else type(network).__name__
     processor = None
     if not hasattr(network, "generate"):
-        reason: str | None = "its encoder has been converted; load it with runtime='transformers'"
+        reason: str | None = "its encoder is converted; load the target with runtime='transformers'"
     elif spec.processor is None:
         reason = "its folder has no processor, which audio input needs"
     else:
@@ -232,8 +230,8 @@ def _transcribe_whisper(
     streamer = WhisperTextStreamer(processor.tokenizer, config, options.on_text)
     frames = int(inputs["attention_mask"].sum())
     if options.words and spec.target.model is None:
-        problem = f"words are timed on torch only, and the target runs on {spec.target.runtime}"
-        raise RefusedError(f"{problem}; load it with runtime='transformers'")
+        problem = f"words are timed on torch only, but the target runs on {spec.target.runtime}"
+        raise RefusedError(f"{problem}; load the target with runtime='transformers'")
     timed = WordTimer(spec, network, frames, streamer) if options.words else None
 
     def on_window(done: torch.Tensor) -> None:
@@ -265,8 +263,8 @@ def _transcribe_whisper(
 
 
 def _encode_prompt(network: Any, tokenizer: Any, text: str) -> torch.Tensor:
-    """Return the ids of a preceding transcript, after Whisper's token that marks it; if there are
-    too many, only the last ones. Raises InputError if the tokenizer has no such mark or the text
+    """Return Whisper's mark of a preceding transcript and the transcript's ids; if there are too
+    many ids, only the last ones. Raises InputError if the tokenizer has no such mark or the text
     contains a special token."""
     mark = tokenizer.convert_tokens_to_ids(PREVIOUS_TEXT_MARK)
     if mark is None or mark == tokenizer.unk_token_id:
@@ -274,7 +272,7 @@ def _encode_prompt(network: Any, tokenizer: Any, text: str) -> torch.Tensor:
     ids = tokenizer.encode(" " + text.strip(), add_special_tokens=False)
     if special := {*tokenizer.all_special_ids}.intersection(ids):
         named = tokenizer.convert_ids_to_tokens(min(special))
-        raise InputError(f"prompt holds {named}, a special token; leave it out")
+        raise InputError(f"prompt contains {named}, a special token; leave the token out")
     room = network.config.max_target_positions // 2 - 1  # the limit in Whisper's own code
     return torch.tensor([mark, *ids[-room:]], device=network.device)
 
@@ -312,7 +310,7 @@ class WhisperTextStreamer:
             self._on_text(text)
 
     def _drop_cut_piece(self, tokens: list[int]) -> list[int]:
-        """Return the tokens without a last segment that the window cuts off. Two adjacent
+        """Return the tokens without a last segment that the window's end cuts off. Two adjacent
         timestamps separate segments: the tokens up to the last such pair are returned; all tokens
         if there is no pair, or if the window ends with a timestamp that completes its last
         segment."""

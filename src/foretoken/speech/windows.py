@@ -1,8 +1,9 @@
-"""Speech to text with all models but Whisper. Their `generate` does not split audio, so long audio
-is split into windows here, and each window is transcribed by itself.
+"""Speech to text with all models but Whisper. The `generate` of these models does not split audio,
+so long audio is split into windows here, and each window is transcribed by itself.
 
-The model's processor determines the form of its input: the processor's own transcription request if
-it has one, else the audio alone for an encoder-decoder, or a chat message with the audio.
+The model's processor determines the form of the model's input: the processor's own transcription
+request if it has one, else the audio alone for an encoder-decoder, or a chat message with the
+audio.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCKS_PER_SECOND = 10  # windows are cut in the middle of such a block
-MAX_WINDOW_SECONDS = 30.0  # as in the training of such models
+MAX_WINDOW_SECONDS = 30.0  # as in the training of speech models
 MAX_TOKENS_PER_SECOND, MAX_EXTRA_TOKENS = 32, 64  # limit the output of a model that never ends
 REQUEST_METHOD = "apply_transcription_request"
 # A chat model's instruction after the audio, unless `prompt` gives it; from Granite Speech
@@ -111,7 +112,6 @@ class WindowTranscriber:
             yield begin, end, text, tokens
 
     def _generate_tokens(self, samples: NDArray[np.float32], seconds: float) -> list[int]:
-        """Return the new tokens of one window."""
         inputs = self._build_inputs(samples)
         prompt_ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))
         prompt: list[int] = [] if prompt_ids is None else prompt_ids[0].tolist()
@@ -185,9 +185,9 @@ class HeartbeatStreamer:
 
 
 def get_request_function(network: Any, processor: Any) -> Callable[..., Any]:
-    """Return the function that makes the model's inputs from its argument `audio` and those of
-    `build_arguments`: the processor's transcription request, the processor itself, or a function
-    that builds a chat message."""
+    """Return the function that makes the model's inputs from its argument `audio` and the arguments
+    from `build_arguments`: the processor's transcription request, the processor itself, or a
+    function that builds a chat message."""
     if hasattr(processor, REQUEST_METHOD) or network.config.is_encoder_decoder:
         return getattr(processor, REQUEST_METHOD, processor)
 
@@ -206,11 +206,11 @@ def build_arguments(
     network: Any, processor: Any, language: str | None, prompt: str | None, translate: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Convert the options of `transcribe` to arguments of the processor's request and arguments of
-    `generate`, under the names that each uses, and return both. Raises InputError for an option
-    that the model does not support, or if the model needs an option that is missing."""
+    `generate`, and return both. Raises InputError for an option that the model does not support, or
+    if the model needs an option that is missing."""
     accepted = get_parameters(get_request_function(network, processor))
     request_arguments, options = dict[str, Any](), dict[str, Any]()
-    if "tgt_lang" in get_parameters(type(network).generate):  # Seamless: translates to any
+    if "tgt_lang" in get_parameters(type(network).generate):  # Seamless: translates to any language
         options["tgt_lang"], language = ("eng" if translate else language), None
         translate = False
         if options["tgt_lang"] is None:
@@ -219,11 +219,11 @@ def build_arguments(
     for option, value in values.items():
         name = next((name for name in REQUEST_PARAMETERS[option] if name in accepted), None)
         if value is not None and name is None:
-            raise InputError(f"the model takes no {option}; leave it out")
+            raise InputError(f"the model takes no {option}; leave {option} out")
         if value is not None:
             request_arguments[str(name)] = value
         elif name and accepted[name].default is inspect.Parameter.empty:
-            raise InputError(f"the model needs the {option}; give it")
+            raise InputError(f"the model needs the {option}; give {option}")
     return request_arguments, options
 
 

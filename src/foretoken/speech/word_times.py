@@ -1,6 +1,5 @@
 """Times of words from Whisper's cross-attention. Another forward pass over a window's transcribed
-tokens computes the attention, and transformers' own code converts it to times.
-"""
+tokens computes the attention, and transformers' own code converts it to times."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class WordTimer:
         spec: The Speculator that generates the tokens.
         network: The Speculator's target.
         frames: Number of feature frames of the whole audio, without padding.
-        streamer: The transformers streamer; `generate` does not pass its own to a decoding method.
+        streamer: The transformers streamer, which `generate` does not pass to a decoding method.
 
     Raises:
         RefusedError: The network's generation config has no alignment heads.

@@ -41,10 +41,10 @@ log = logging.getLogger(__name__)
 
 def get_cache_folder() -> Path | None:
     """Return the folder for caches: `$XDG_CACHE_HOME/foretoken` or `~/.cache/foretoken` on Linux;
-    if there is no home folder, a folder for this user in the temporary folder. It is created with
-    access for its owner only.
+    if there is no home folder, a folder for this user in the temporary folder. The folder is
+    created with access for its owner only.
 
-    Returns None, with a warning, if it cannot be created or other users could write to it:
+    Returns None, with a warning, if the folder cannot be created or other users could write to it:
     converted models and measured costs are then not stored.
     """
     folder = _locate_folder()
@@ -54,7 +54,7 @@ def get_cache_folder() -> Path | None:
 
 
 def find_cache_problem() -> str | None:
-    """Return why the cache folder cannot be used, and the remedy; None if it can be used."""
+    """Return why the cache folder cannot be used, with the remedy; None if it can be used."""
     return _prepare_folder(_locate_folder())
 
 
@@ -66,22 +66,22 @@ def _locate_folder() -> Path:
 
 
 def _prepare_folder(folder: Path) -> str | None:
-    """Create the folder. Return why it cannot be used; None if it can."""
+    """Create the folder. Return why the folder cannot be used; None if it can be used."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         foreign_access = _find_foreign_access(folder)
     except OSError as error:
         reason = error.strerror or "no reason given"
-        return f"{folder} cannot be used as a cache ({reason}); set XDG_CACHE_HOME to another"
+        return f"{folder} cannot be used as a cache ({reason}); set XDG_CACHE_HOME to another path"
     return foreign_access and (
-        f"{folder} is not used as a cache, because {foreign_access}; remove it, and it is created "
-        "again for you alone, or set XDG_CACHE_HOME to another folder"
+        f"{folder} is not used as a cache, because {foreign_access}; remove the folder, and it is "
+        "created again for you alone, or set XDG_CACHE_HOME to another folder"
     )
 
 
 def _find_foreign_access(folder: Path) -> str | None:
     """Return why another user may have placed files in a folder: as its owner, or because others
-    may write to it. None if no other user could."""
+    may write to it. None if no other user could write to it."""
     for status in (folder.lstat(), folder.stat()):  # of a symbolic link and of its target
         if status.st_uid != _get_user_id():
             return f"it belongs to user {status.st_uid}"
@@ -89,8 +89,8 @@ def _find_foreign_access(folder: Path) -> str | None:
 
 
 def is_owned(*paths: Path) -> bool:
-    """Return whether all of these files belong to the user: another user may have placed files
-    there while the folder was writable for all."""
+    """Return whether all of these files belong to the user: a file of another user may date from a
+    time when the folder was writable for all."""
     return all(path.lstat().st_uid == path.stat().st_uid == _get_user_id() for path in paths)
 
 
@@ -104,8 +104,8 @@ def _warn_once(problem: str) -> None:
 
 
 def load_cached_values(file: str) -> dict[str, Any]:
-    """Return all values in the cache file named `file`, by key; {} if it cannot be read or belongs
-    to another user."""
+    """Return all values in the cache file named `file`, by key; {} if the file cannot be read or
+    belongs to another user."""
     folder = get_cache_folder()
     try:
         if folder is None or not is_owned(folder / file):
@@ -117,8 +117,8 @@ def load_cached_values(file: str) -> dict[str, Any]:
 
 
 def save_cached_value(file: str, key: str, value: Any) -> None:
-    """Store a value under `key` in the cache file named `file`; do nothing if it cannot be written.
-    The file is replaced atomically: other processes see the old or the new file, never a part."""
+    """Store a value under `key` in the cache file named `file`, if the file can be written. The
+    file is replaced atomically: other processes see the old or the new file, never a part."""
     folder = get_cache_folder()
     try:
         if folder:

@@ -1,6 +1,5 @@
 """Writes files and folders completely or not at all, with errors that name the path, and parses
-untrusted JSON. Does not depend on what the files contain.
-"""
+untrusted JSON. Does not depend on what the files contain."""
 
 from __future__ import annotations
 
@@ -27,14 +26,14 @@ def name_path_in_errors(path: Path) -> Iterator[None]:
     path and the remedy."""
     try:
         yield
-    except Exception as error:  # safetensors and tokenizers raise their own for a full disk
+    except Exception as error:  # safetensors and tokenizers raise other types for a full disk
         if not path.parent.is_dir():
-            folder = f"there is no folder {path.parent}; make it"
-            raise OSError(f"{path} cannot be written: {folder}, and run it again") from error
+            folder = f"there is no folder {path.parent}; make that folder"
+            raise OSError(f"{path} cannot be written: {folder}, and try again") from error
         # An OSError's own message may name the temporary file
         reason = (isinstance(error, OSError) and error.strerror) or to_one_line(error)
         raise OSError(
-            f"{path} cannot be written: {reason}; free space or grant access, and run it again"
+            f"{path} cannot be written: {reason}; free space or grant access, and try again"
         ) from error
 
 
@@ -49,7 +48,7 @@ def write_atomically(
         content: Its bytes.
         mode: Permissions, less the umask.
         part: Path of the temporary file, if only one process writes `path`: a file that a killed
-            process left there is removed first. None: a random path, for several processes.
+            process left there is removed first. None: a random path, for several writers.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         with name_path_in_errors(path), open(path, "wb") as device:
@@ -69,10 +68,12 @@ def write_atomically(
 
 
 def read_text(file: Path, expected: str) -> str:
-    """Return a file's content as UTF-8 text. Raises InputError if it cannot be read; its message
+    """Return a file's content as UTF-8 text. If the file cannot be read, raises InputError, which
     names the `expected` content."""
     if not file.exists():
-        raise InputError(f"{file} cannot be read: there is no such file; give one with {expected}")
+        raise InputError(
+            f"{file} cannot be read: there is no such file; give a file with {expected}"
+        )
     try:
         return file.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -88,14 +89,14 @@ def lock_file(file: IO[bytes], path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise InputError(
-            f"another process writes to {path}; wait for it, or write to another path"
+            f"another process writes to {path}; wait for that process, or write to another path"
         ) from None
 
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder to write into. At the end its files are moved to `path`, which is unchanged
-    until then. Raises OSError if a file cannot be written."""
+    """Yield a folder to write into. At the end of the `with` block its files are moved to `path`,
+    which is unchanged until then. Raises OSError if a file cannot be written."""
     part = path.with_name(f"{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
     try:
@@ -117,17 +118,15 @@ def _move_files(part: Path, path: Path) -> None:
 
 
 def read_own_json(file: Path) -> Any:
-    """Return the value in a JSON file that foretoken has written. Raises InputError if the file is
-    damaged."""
+    """Return the value in foretoken's own JSON file. Raises InputError if the file is damaged."""
     try:
         return parse_json(file.read_text())
     except ValueError:
-        raise InputError(f"{file} is damaged; remove it, and it is computed again") from None
+        raise InputError(f"{file} is damaged; remove the file, and it is computed again") from None
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """Return the value of untrusted JSON. Raises ValueError if it is invalid or nested too
-    deeply."""
+    """Return the value of untrusted JSON. Raises ValueError if invalid or nested too deeply."""
     try:
         return json.loads(text, **options)
     except RecursionError:

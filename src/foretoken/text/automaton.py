@@ -2,9 +2,9 @@
 each occurs and the tokens that followed it (Blumer et al. 1985; for drafting: SAM-Decoding, arXiv
 2411.10666). `EarlierOutputs` holds the automata of earlier outputs in bounded memory.
 
-A state stands for all substrings that end at the same positions. It links to the state of their
-longest suffix that ends at more positions. The links of the whole sequence's state thus lead
-through ever shorter suffixes to the root, which stands for the empty substring.
+A state stands for all substrings that end at the same positions. Its link leads to the state of the
+longest suffix of these substrings that ends at more positions. From the state of the whole
+sequence, links thus lead through ever shorter suffixes to the root (the empty substring).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SuffixAutomaton:
 
     Memory: some 170 bytes a token for prose, 450 for adversarial sequences. State numbers are valid
     until the next change. `count` and `recent` are updated for only the `MAX_COUNTED_SUFFIXES`
-    longest suffixes at each position, so that `a a a a ..` takes linear time too.
+    longest suffixes at each position, so that the sequence `a a a a ..` takes linear time too.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class SuffixAutomaton:
         self.length = array("i", [0])  # per state: length of its longest substring
         self.link = array("i", [-1])
         self.count = array("i", [0])  # per state: occurrences of its substrings
-        self.recent = array("i", [0])  # per state: position at which they last ended
+        self.recent = array("i", [0])  # per state: position at which its substrings last ended
         # per state: token -> state; None: a prefix's state, whose only transition is the next token
         self._transitions: list[dict[int, int] | None] = [None]
         self._prefix_states = array("i", [ROOT_STATE])  # state of each prefix, by length
@@ -63,8 +63,7 @@ class SuffixAutomaton:
         return iter([(self.ids[n], self._prefix_states[n + 1])] if within else [])
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return the state of the longest suffix of `tokens` that occurs in the sequence, and its
-        length."""
+        """Return the longest suffix of `tokens` in the sequence, as its state and length."""
         state, n = ROOT_STATE, 0
         for token in tokens:
             if token < 0:  # a barrier, from another automaton
@@ -138,8 +137,8 @@ class SuffixAutomaton:
         return transitions
 
     def _split_state(self, parent: int, token: int, original: int) -> int:
-        """Split off from `original` a state for those of its substrings that `parent` leads to by
-        `token`. They occur at the current position too, the other substrings do not."""
+        """Split a state off from `original`, for those of its substrings to which `token` leads
+        from `parent`: only these substrings occur at the current position too."""
         n = self.length[original]
         transitions = self._transitions[original]
         transitions = (
@@ -198,9 +197,9 @@ class _Volume:
 
 
 class EarlierOutputs:
-    """Stores earlier outputs by salt, so that outputs of one salt are not visible to another. If
-    all outputs together exceed `MAX_EARLIER_TOKENS` tokens, the oldest volume (outputs in one
-    automaton) is evicted. Only the last `MAX_VOLUME_TOKENS` tokens of an output are stored."""
+    """Stores earlier outputs by salt, so that outputs of one salt are not visible under another
+    salt. If all outputs together exceed `MAX_EARLIER_TOKENS` tokens, the oldest volume (outputs in
+    one automaton) is evicted. Only the last `MAX_VOLUME_TOKENS` tokens of an output are stored."""
 
     def __init__(self) -> None:
         self._volumes: deque[_Volume] = deque()  # the oldest first
@@ -219,6 +218,5 @@ class EarlierOutputs:
             self._volumes.popleft()
 
     def list_automata(self, salt: str) -> list[SuffixAutomaton]:
-        """Return the automata of this salt's outputs, the latest first; barriers separate the
-        outputs."""
+        """Return the automata of this salt, the latest first; barriers separate the outputs."""
         return [volume.automaton for volume in reversed(self._volumes) if volume.salt == salt]

@@ -28,7 +28,7 @@ from foretoken.text.templates import accepts_parts, accepts_strings
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CHAT_ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # as OpenAI's
+CHAT_ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # of OpenAI's API
 
 # Arguments of transformers' `apply_chat_template` that are not passed to the template
 TRANSFORMERS_ARGUMENTS = frozenset(
@@ -41,7 +41,7 @@ MEDIA_PROCESSOR_ATTRIBUTES = {
     "image": ("image_processor",),
     "audio": ("feature_extractor", "audio_processor"),
 }
-# Arguments of processors: with them a client could load any file or URL
+# Refused arguments of processors: with them a client could load any file or URL
 PROCESSOR_ARGUMENTS = frozenset("images videos audio audios text processor_kwargs device".split())
 TEMPLATE_ARGUMENTS = frozenset(
     "tools documents add_generation_prompt continue_final_message".split()
@@ -57,15 +57,14 @@ def encode_chat(
 ) -> list[int]:
     """Return the token ids of a conversation, up to the beginning of the assistant's next message.
 
-    `template`: Jinja source, or the name of one of the tokenizer's templates; None: the
-    tokenizer's.
-    `chat_template_kwargs`: variables of the template, and transformers' own: "tools", "documents",
-    "add_generation_prompt", "continue_final_message" to continue the last message, and
+    `template`: Jinja source or the name of a template of the tokenizer; None: the tokenizer's own.
+    `chat_template_kwargs`: variables of the template, and options of transformers: "tools",
+    "documents", "add_generation_prompt", "continue_final_message" to continue the last message, and
     "sanitize_control_tokens" to encode names of special tokens in messages as plain text.
     Raises InputError if the conversation cannot be rendered.
     """
     if tokenizer is None:
-        raise InputError("messages need a tokenizer, and there is none; give token ids")
+        raise InputError("messages need a tokenizer, and there is none; give token ids instead")
     require_conversation(messages)
     source = _get_template_source(tokenizer, template)
     with name_option_in_errors("chat_template_kwargs"):
@@ -95,9 +94,9 @@ def encode_chat(
 
 
 def _get_template_source(tokenizer: PreTrainedTokenizerBase, template: str | None) -> str:
-    """Return the source of the template to use. If the tokenizer has several by name and `template`
-    is None, return all their sources, joined. Raises InputError if there is no template or
-    `template` is invalid."""
+    """Return the source of the template to use. If `template` is None and the tokenizer has several
+    named templates, return the joined sources of all of them. Raises InputError if there is no
+    template or `template` is invalid."""
     own = getattr(tokenizer, "chat_template", None)
     named = own if isinstance(own, Mapping) else {}
     if template is None:
@@ -119,8 +118,8 @@ def _get_template_source(tokenizer: PreTrainedTokenizerBase, template: str | Non
 
 
 def _resolve_template(owner: Any, template: str | None, variables: Mapping[str, Any]) -> str:
-    """Return the source of the template that transformers selects, by name if the tokenizer or
-    processor has several."""
+    """Return the source of the template that transformers uses. If the tokenizer or processor has
+    several named templates, transformers selects one by name."""
     own = getattr(owner, "chat_template", None)
     named = own if isinstance(own, Mapping) else {}
     if template is None and named:
@@ -129,7 +128,7 @@ def _resolve_template(owner: Any, template: str | None, variables: Mapping[str, 
 
 
 def _require_role(i: int, role: str, source: str) -> None:
-    """Raise InputError for a role that is neither one of OpenAI's nor named in the template."""
+    """Raise InputError for a role that is neither in OpenAI's API nor named in the template."""
     if role not in CHAT_ROLES and not any(f"{mark}{role}{mark}" in source for mark in "'\""):
         problem = (
             f"message {i} has the role {format_value(role)}; give one of {', '.join(CHAT_ROLES)}"
@@ -140,9 +139,8 @@ def _require_role(i: int, role: str, source: str) -> None:
 def _require_parts(
     messages: Sequence[Message], source: str, media_kinds: Sequence[str] | None = None
 ) -> None:
-    """Raise InputError for a part of a type that the template would leave out or the processor does
-    not support. `media_kinds`: the kinds of media that the processor supports; None without a
-    processor."""
+    """Raise InputError for a part whose type the template would leave out or the processor does not
+    support. `media_kinds`: kinds of media that the processor supports; None without a processor."""
     for i, message in enumerate(messages):
         for j, part in enumerate(get_parts(message)):
             kind, label = part.get("type"), f"message {i}, part {j}"
@@ -165,8 +163,8 @@ def _normalize_message(message: Message, template: str) -> dict[str, Any]:
     """Return a message in the form that the template supports.
 
     A missing content becomes "". A string becomes a text part if the template accepts only parts,
-    and text parts become a string if it accepts only strings. JSON in the arguments of tool calls
-    is parsed. (transformers leaves out fields that are null.)
+    and text parts become a string if the template accepts only strings. JSON in the arguments of
+    tool calls is parsed. (transformers leaves out fields that are null.)
     """
     plain = {**message, "content": ""} if message.get("content") is None else dict(message)
     parts = get_parts(plain)
@@ -186,7 +184,7 @@ def _parse_call_arguments(call: Any) -> Any:
         arguments = json.loads(call["function"]["arguments"])
         assert isinstance(arguments, dict)
         return {**call, "function": {**call["function"], "arguments": arguments}}
-    except (TypeError, LookupError, ValueError, AssertionError):  # a model may have generated it
+    except (TypeError, LookupError, ValueError, AssertionError):  # it may be invalid JSON
         return call
 
 
@@ -236,7 +234,7 @@ def process_media_chat(
         raise InputError(
             f"chat_template_kwargs has {taken[0]!r}, an argument of the processor; leave it out"
         ).with_option("chat_template_kwargs")
-    variable_names = _find_variable_names(source)  # transformers passes any other to the processor
+    variable_names = _find_variable_names(source)  # transformers passes others to the processor
     variables = {name: value for name, value in variables.items() if name in variable_names}
 
     def render(messages: list[dict[str, Any]]) -> Mapping[str, Any]:
@@ -265,8 +263,8 @@ def _require_whole_audio(
     render: Callable[[list[dict[str, Any]]], Mapping[str, Any]],
     processor: Any,
 ) -> None:
-    """Raise InputError if the processor drops the end of an audio clip. It does if its inputs stay
-    the same when all audio is cut to the length that its feature extractor pads to."""
+    """Raise InputError if the processor drops the end of an audio clip: if it makes the same inputs
+    from audio cut to the length to which its feature extractor pads."""
     max_samples = getattr(getattr(processor, "feature_extractor", None), "n_samples", None) or 0
     audio = [part["audio"] for each in messages for part in get_parts(each) if "audio" in part]
     longest = max(map(len, audio), default=0)
@@ -288,7 +286,7 @@ def _require_whole_audio(
         sampling_rate = get_sampling_rate(processor)
         raise InputError(
             f"the audio lasts {longest / sampling_rate:.0f} s, but the model takes only the first "
-            f"{max_samples / sampling_rate:.0f} s; cut it into pieces, or transcribe it"
+            f"{max_samples / sampling_rate:.0f} s; cut the audio into pieces, or use transcribe"
         )
 
 
@@ -306,8 +304,9 @@ def _has_media_marks(messages: list[dict[str, Any]], template: str, processor: A
 def _process_with_marks(
     messages: list[dict[str, Any]], processor: Any, template: str, variables: dict[str, Any]
 ) -> Mapping[str, Any]:
-    """Do as `process_media_chat` for a template without placeholders for media (Granite Speech's):
-    insert the processor's placeholder tokens in the text and pass the media to the processor."""
+    """Return the inputs of `process_media_chat` for a template without placeholders for media
+    (Granite Speech's): insert the processor's placeholder tokens in the text and pass the media to
+    the processor."""
     given: dict[str, list[Any]] = {kind: [] for kind in MEDIA_PART_KEYS}
     written: list[dict[str, Any]] = []
     for message in messages:
@@ -355,8 +354,7 @@ def get_media_kinds(processor: Any) -> tuple[str, ...]:
 
 @lru_cache(16)
 def _find_variable_names(source: str) -> frozenset[str]:
-    """Return the names of the variables that a template uses, and of those that transformers itself
-    uses."""
+    """Return the names of the variables that a template uses or that transformers itself uses."""
     try:
         extensions = ["jinja2.ext.loopcontrols", "jinja2.ext.do"]
         variable_names = meta.find_undeclared_variables(
@@ -368,7 +366,6 @@ def _find_variable_names(source: str) -> frozenset[str]:
 
 
 def _load_media(i: int, message: Message, sampling_rate: int, template: str) -> dict[str, Any]:
-    """Return a message with its images and audio loaded."""
     plain = _normalize_message(message, template)
     if parts := get_parts(message):
         numbered = enumerate(parts)
@@ -387,7 +384,7 @@ def _load_part(label: str, part: Mapping[str, Any], sampling_rate: int) -> dict[
     values = [part[name] for name in MEDIA_PART_KEYS[kind] if part.get(name) is not None]
     if len(values) != 1:
         names = ", ".join(MEDIA_PART_KEYS[kind])
-        raise InputError(f"{label} has {len(values)} of {names}; give one of them")
+        raise InputError(f"{label} has {len(values)} of {names}; give exactly one of them")
     value = (
         load_image(values[0], label)
         if kind == "image"

@@ -17,7 +17,7 @@ from foretoken.errors import RefusedError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-REPLACEMENT_CHARACTER = "\ufffd"  # an incomplete UTF-8 sequence decodes to it
+REPLACEMENT_CHARACTER = "\ufffd"  # an incomplete UTF-8 sequence, decoded
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")  # a token of SentencePiece's byte fallback
 
 
@@ -35,15 +35,15 @@ def decode(
 def decode_continuation(
     tokenizer: PreTrainedTokenizerBase, prompt: list[int], tokens: list[int]
 ) -> str:
-    """Return the string that `tokens` add to the decoded `prompt`. If decoded alone, the tokens
-    would lose a space at their start, which SentencePiece decoders drop."""
+    """Return the string that `tokens` add to the decoded `prompt`. Without the prompt, a
+    SentencePiece decoder would drop a space at the start of `tokens`."""
     return IncrementalDetokenizer(tokenizer, prompt).add(tokens, last=True)
 
 
 def count_offsets(
     tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], text: str
 ) -> list[int]:
-    """Return the offset in characters of each token in `text`, the decoded tokens.
+    """Return the offset of each token, in characters, in `text`, which is the decoded `tokens`.
     Special tokens that `text` does not contain have width 0."""
     start = decode(tokenizer, list(tokens), keep_special_tokens=True).find(text)
     stream = IncrementalDetokenizer(tokenizer, keep_special_tokens=start >= 0)
@@ -63,9 +63,9 @@ class IncrementalDetokenizer:
     concatenate to the string that the tokens add to the prompt.
 
     A piece that ends within a character, or within a run of byte tokens, is held back until later
-    tokens complete it. Such a character may begin in the prompt. Each call decodes only the tokens
-    since the last piece but one, so its cost does not grow with the output.
-    `pending_text`: the held-back characters as they decode if no token follows.
+    tokens complete the character or run. Such a character may begin in the prompt. Each call
+    decodes only the tokens since the last piece but one, so the cost of a call does not grow with
+    the output. `pending_text`: the held-back characters, decoded as if no token followed.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class IncrementalDetokenizer:
         self.pending_text = ""
 
     def add(self, tokens: list[int], *, last: bool = False) -> str:
-        """Append `tokens` and return the characters that became final; with `last`, all
-        remaining ones."""
+        """Append `tokens` and return the characters that became final; with `last`, all remaining
+        characters."""
         self._tokens += tokens
         before, now = (
             decode(self.tokenizer, tokens, keep_special_tokens=self._keep_special_tokens)
@@ -107,7 +107,7 @@ class IncrementalDetokenizer:
         """Append one token; return the characters that became final and the token's offset.
 
         The offset counts the characters that are complete before the token, so all tokens of one
-        character have the same offset. It does not depend on later tokens.
+        character have the same offset. The offset does not depend on later tokens.
         """
         before = self.pending_text
         new = self.add([token])
@@ -134,13 +134,13 @@ class IncrementalDetokenizer:
 class StoppingDetokenizer:
     """Detokenizes new tokens after a prompt, and cuts the output at the first stop string.
 
-    The output ends with the first token after which it, decoded as if no token followed, contains a
-    stop string. Replacement characters at the end of the output, which the next token may complete,
-    are part of a stop string only in `close`. If several stop strings are found, the output ends at
-    the one that begins first; of two that begin together, at the shorter one, which was complete
-    first. Stop strings must lie within the output. A stop string that is complete within the first
-    `min_tokens` tokens is ignored, also later. So the output, and the part of it that each token
-    adds, depend on the tokens alone and not on how they were split into steps.
+    The output ends with the first token after which the output, decoded as if no token followed,
+    contains a stop string. Replacement characters at the end of the output, which the next token
+    may complete, are part of a stop string only in `close`. If several stop strings are found, the
+    output ends at the stop string that begins first, or at the shorter one if two begin together. A
+    stop string that begins in the prompt is ignored. A stop string that is complete within the
+    first `min_tokens` tokens is ignored, also later. So the output, and the part of it that each
+    token adds, depend only on the tokens, not on their split into steps.
     """
 
     def __init__(
@@ -154,8 +154,7 @@ class StoppingDetokenizer:
         min_tokens: int = 0,
     ) -> None:
         """`include_stop_string`: whether the output includes the stop string or ends before it.
-        `keep_special_tokens`: whether the output includes special tokens.
-        """
+        `keep_special_tokens`: whether the output includes special tokens."""
         assert all(stop_strings), "an empty string ends every text"
         self._stream = IncrementalDetokenizer(
             tokenizer, prompt, keep_special_tokens=keep_special_tokens
@@ -210,14 +209,14 @@ class StoppingDetokenizer:
 
     @property
     def text(self) -> str:
-        """Return the whole output so far. Until it has ended, it is decoded as if no token
+        """Return the whole output so far. Until the output has ended, it is decoded as if no token
         followed."""
         pending = "" if self._ended else self._stream.pending_text
         return "".join([*self._emitted, self._settled, pending])
 
     def take_pieces(self) -> list[TokenText]:
-        """Return the pieces since the last call: one per token, and one for the end. They are
-        final: no later token can change it or make it part of a stop string. After `close`, all
+        """Return the pieces since the last call: one per token, and one for the end. Pieces are
+        final: no later token can change them or make them part of a stop string. After `close`, all
         pieces concatenate to `text`."""
         pieces, self._pieces = self._pieces, []
         return pieces
@@ -227,21 +226,20 @@ class StoppingDetokenizer:
         return "".join(piece.text for piece in self.take_pieces())
 
     def _emit_piece(self, offset: int) -> None:
-        """Append a piece: the settled characters, without those at their end that may begin a stop
-        string."""
+        """Append a piece: the settled characters before a possible beginning of a stop string."""
         cut = len(self._settled) - (0 if self._ended else self._count_withheld_characters())
         text, self._settled = self._settled[:cut], self._settled[cut:]
         self._emitted.append(text)
         self._pieces.append(TokenText(text, offset))
 
     def _end_at_stop_string(self, settled: str, pending: str) -> str | None:
-        """End the output at the first stop string in `settled`, the last final characters, and
-        `pending`, the held-back ones. Return the stop string, or None.
+        """End the output at the first stop string in `settled + pending`: the last final characters
+        and the held-back characters. Return the stop string, or None.
 
         Emitted pieces are never cut: characters that may begin a stop string are withheld.
         """
         window = settled + pending
-        # a stop string must end after it
+        # a stop string must end after this index
         min_end = self._min_length - (self._length - len(settled))
         matches = (
             (window.find(stop, max(0, min_end - len(stop) + 1)), stop) for stop in self._stops
@@ -260,7 +258,7 @@ class StoppingDetokenizer:
         self._ended = True
 
     def _count_withheld_characters(self) -> int:
-        """Count the characters at the end of the final ones that may begin a stop string."""
+        """Return the number of characters at the end of `_tail` that may begin a stop string."""
         for start in range(len(self._tail)):
             if any(stop.startswith(self._tail[start:]) for stop in self._stops):
                 return len(self._tail) - start
@@ -305,7 +303,7 @@ class TokenSpelling:
 
 
 def _format_bytes(encoded: bytes) -> str:
-    """Return a token's text, or its bytes as OpenAI formats them if they are not valid UTF-8."""
+    """Return a token's text or, if its bytes are not valid UTF-8, the bytes in OpenAI's format."""
     try:
         return encoded.decode()
     except UnicodeDecodeError:
@@ -329,8 +327,7 @@ _BYTE_OF_LETTER = _map_letters_to_bytes()
 def find_differing_tokens(
     first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase
 ) -> list[str]:
-    """Return the tokens that have different ids in the vocabularies of two tokenizers, or are in
-    only one of them."""
+    """Return the tokens whose ids differ in two vocabularies, or that only one of them has."""
     ours, theirs = first.get_vocab(), second.get_vocab()
     return [t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)]
 
@@ -343,17 +340,17 @@ def require_same_vocabulary(
     target: PreTrainedTokenizerBase | None,
     remedy: str | None = None,
 ) -> None:
-    """Raise RefusedError if the ids of a draft model stand for other tokens than the target's.
+    """Raise RefusedError if ids stand for other tokens in the draft model than in the target.
 
-    It compares the vocabularies of the tokenizers, so padding of the output layers does not matter.
-    If a tokenizer is missing, it compares the sizes of the output layers; `remedy` is then the end
-    of the message.
+    The check compares the vocabularies of the tokenizers, so padding of the output layers does not
+    matter. If a tokenizer is missing, it compares the sizes of the output layers; `remedy` is then
+    the end of the message.
     """
     if draft is None or target is None:
         if draft_V != target_V:
             raise RefusedError(
                 f"{draft_name} has {draft_V} output rows and the target {target_V}, and without "
-                "both tokenizers their vocabularies cannot be compared; "
+                "both tokenizers the two vocabularies cannot be compared; "
                 + (remedy or "give a draft with the target's tokenizer")
             )
         return

@@ -1,6 +1,6 @@
 """Rewrite JSON schemas so that llguidance follows them exactly: keywords that it misinterprets are
-refused, or replaced by equivalent ones. A rewritten schema stays at its place in the document, as
-references may point to it."""
+refused, or replaced by equivalent keywords. A rewritten schema stays at its place in the document,
+as references may point to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DAY_PATTERN = (
     r"|^(?:..(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
 )
 SECOND_PATTERN = r"^.{6}[0-5]"  # no leap seconds, which are valid in a few minutes only
-# Added if llguidance's own pattern of a format is too loose; its `unknown` allows everything
+# Added if llguidance's own pattern of a format is too loose; the format `unknown` allows everything
 FORMAT_PATTERNS = {
     "date": [YEAR_PATTERN, DAY_PATTERN],
     "time": [SECOND_PATTERN],
@@ -47,7 +47,7 @@ def rewrite_schema(schema: Any, spaces: dict[str, Any]) -> Any:
 
     Args:
         schema: parsed JSON.
-        spaces: default of llguidance's options `x-guidance`: the whitespace that is allowed.
+        spaces: llguidance's options `x-guidance` (the allowed whitespace) if the schema has none.
 
     Raises:
         ValueError: there is no equivalent schema; the message names the keyword and the remedy.
@@ -80,14 +80,13 @@ def _iter_subschemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _allows_other_names(schema: dict[str, Any]) -> bool:
-    """Return whether an object may have properties besides those that a schema names."""
+    """Return whether a schema allows properties that it does not name."""
     named = "properties" in schema or "patternProperties" in schema
     return named and schema.get("additionalProperties") is not False
 
 
 def _require_writable(schema: dict[str, Any]) -> None:
-    """Raise ValueError if a schema requires a control character, which ALLOWED_ESCAPES cannot
-    spell."""
+    """Raise ValueError for a required control character, which ALLOWED_ESCAPES cannot spell."""
     named = [schema.get("const"), schema.get("enum"), schema.get("required")]
     strings = [*_iter_strings([*named, dict.fromkeys(schema.get("properties") or {})])]
     pattern = schema.get("pattern")
@@ -128,8 +127,8 @@ def _find_literals(pattern: str) -> str:
 
 
 def _unescape_character(part: str) -> str:
-    """Return the character that a part of a regular expression stands for; for any other part, the
-    part itself."""
+    """Return the character that an escape in a regular expression stands for; return any other part
+    unchanged."""
     if part == "\\0":
         return "\0"
     if len(part) > 2:
@@ -138,7 +137,6 @@ def _unescape_character(part: str) -> str:
 
 
 def _rewrite(schema: Any) -> Any:
-    """Rewrite a schema, or a list of them."""
     if isinstance(schema, list):
         return [_rewrite(each) for each in schema]
     if not isinstance(schema, dict):
@@ -156,7 +154,6 @@ def _rewrite(schema: Any) -> Any:
 
 
 def _rewrite_keyword(key: str, value: Any) -> Any:
-    """Rewrite a keyword's value."""
     if key in ("const", "enum"):
         _require_numbers(value)
     elif key in NAMED_SCHEMA_KEYWORDS and isinstance(value, dict):
@@ -176,9 +173,9 @@ def _is_number(value: Any) -> bool:
 
 def _narrow_bounds(schema: dict[str, Any], name: str, inside: int) -> None:
     """Replace exclusive bounds that llguidance misinterprets by inclusive bounds at the nearest
-    allowed number: those at whole numbers, some of which llguidance allows, and those of JSON
-    schema draft 4, in which exclusiveMinimum is a boolean. `inside`: the direction of the allowed
-    numbers, 1 for a minimum and -1 for a maximum."""
+    allowed number. llguidance allows some whole numbers that are exclusive bounds, and
+    misinterprets the boolean exclusiveMinimum of JSON schema draft 4. `inside`: the direction of
+    the allowed numbers, 1 for a minimum and -1 for a maximum."""
     exclusive = f"exclusive{name.capitalize()}"
     closed, opened = schema.get(name), schema.get(exclusive)
     if isinstance(opened, bool):
@@ -221,8 +218,7 @@ def _step_inside(bound: Decimal, inside: int) -> Decimal:
 
 
 def _is_exact(number: Decimal) -> bool:
-    """Return whether a JSON parser parses this number exactly, if it rounds the digits before it
-    scales them."""
+    """Return whether a parser that rounds digits before scaling parses this number exactly."""
     if number == number.to_integral_value():
         return int(number) == float(number)
     _, digits, exponent = number.as_tuple()
@@ -262,13 +258,13 @@ def _require_common_multiples(
         return
     seen.add(key)
     if len(seen) > MAX_SCHEMA_GROUPS:
-        raise ValueError("multipleOf is in too many combinations of schemas to check; leave it out")
+        raise ValueError("multipleOf is in too many combined schemas; leave multipleOf out")
     values = {Fraction(str(each["multipleOf"])) for each in group.values() if _has_divisor(each)}
     whole = [int(value * math.lcm(*(each.denominator for each in values))) for value in values]
     if len(values) > 1 and math.lcm(*whole) * max(whole) >= 2**32:
         numbers = ", ".join(str(float(value)) for value in sorted(values))
         raise ValueError(
-            f"multipleOf is {numbers}, and their common multiple is too large; give one"
+            f"multipleOf is {numbers}, and the common multiple is too large; give one multipleOf"
         )
     within: dict[str, list[Any]] = defaultdict(list)
     for each in group.values():
@@ -288,8 +284,8 @@ def _require_common_multiples(
 def _collect_schemas(
     root: dict[str, Any], schemas: list[dict[str, Any]]
 ) -> dict[int, dict[str, Any]]:
-    """Return the schemas, and all schemas that they combine (allOf, anyOf, oneOf) or refer to
-    ($ref), by their id()."""
+    """Return, by id(), the schemas and all schemas that they combine (allOf, anyOf, oneOf) or refer
+    to ($ref)."""
     group, waiting = dict[int, dict[str, Any]](), [*schemas]
     while waiting:
         schema = waiting.pop()
@@ -327,17 +323,17 @@ def _has_divisor(schema: dict[str, Any]) -> bool:
 
 
 def _get_format_patterns(name: Any) -> list[str]:
-    """Return the patterns to add for strings of a format. Raises ValueError for a name at which
+    """Return the patterns to add for strings of a format. Raises ValueError for a name for which
     llguidance allows any string."""
     patterns = FORMAT_PATTERNS.get(name, []) if isinstance(name, str) else []
     if patterns is None:
-        raise ValueError(f"format is {name!r}, which is not a format; leave it out")
+        raise ValueError(f"format is {name!r}, which is not a format; leave format out")
     return patterns
 
 
 def _require_distinct_names(schema: dict[str, Any]) -> None:
-    """Raise ValueError if two or more properties are required that `required` does not name:
-    llguidance could give them the same name."""
+    """Raise ValueError if minProperties requires two or more properties that `required` does not
+    name: llguidance could give both the same name."""
     min_properties, required = schema.get("minProperties"), schema.get("required")
     names = {*map(str, required)} if isinstance(required, list) else set[str]()
     if isinstance(min_properties, int) and min_properties - len(names) > 1:
@@ -349,9 +345,9 @@ def _require_distinct_names(schema: dict[str, Any]) -> None:
 
 
 def _translate_pattern(pattern: str) -> str:
-    """Translate a regular expression from ECMA-262, in which sets do not nest and a dot matches no
-    line terminator, for llguidance. Raises ValueError if two dashes in a set could mean a
-    difference of sets."""
+    """Translate a regular expression for llguidance from ECMA-262, in which sets do not nest and a
+    dot matches no line terminator. Raises ValueError if two dashes in a set could mean a difference
+    of sets."""
     dot = "." if re.search(r"\(\?[a-z]*s", pattern) else r"[^\n\r\u2028\u2029]"
     parts, within = list[str](), False
     for part in re.findall(r"\\.|\[\^?|.", pattern, re.DOTALL):

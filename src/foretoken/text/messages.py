@@ -24,8 +24,8 @@ UNSUPPORTED_PARTS |= dict.fromkeys(
 
 def as_conversations(prompts: Any) -> list[list[Message]] | None:
     """Return the conversations in `prompts`, which is one list of messages or a list of
-    conversations; None if no prompt is a conversation. Raises InputError if only some prompts
-    are."""
+    conversations; None if no prompt is a conversation. Raises InputError if only some prompts are
+    conversations."""
     if isinstance(prompts, Mapping) and "role" in prompts:
         raise InputError("prompts is a single message; give a list of messages")
     if _is_conversation(prompts):

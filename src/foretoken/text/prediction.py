@@ -1,4 +1,4 @@
-"""A request's predicted output, and the position in it that the output has reached.
+"""A request's predicted output, and the position in the prediction that the output has reached.
 
 The position depends on the output tokens alone: state is cached only to save time.
 """
@@ -9,16 +9,16 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 MAX_MATCH_TOKENS = 16  # tokens compared after the output has left the prediction
-MAX_NEARBY_POSITIONS = 64  # positions searched on either side of the last certain one
+MAX_NEARBY_POSITIONS = 64  # positions searched on either side of the last certain position
 
 
 class PredictedOutput:
     """Token ids of an expected output; proposes the ids that follow the output so far.
 
-    If the output leaves the prediction, its position is set after the longest suffix of the output
-    that occurs in the prediction; of equally long matches, the first after the last certain
-    position is used. If the next token contradicts such a match, the required length of the next
-    match doubles, up to `MAX_MATCH_TOKENS`, so an unrelated prediction soon proposes nothing.
+    If the output leaves the prediction, the position moves to the end of the longest suffix of the
+    output that occurs in the prediction. Among equally long matches, the first one after the last
+    certain position is used. If the next token contradicts such a match, the required length of the
+    next match doubles, up to `MAX_MATCH_TOKENS`, so an unrelated prediction soon proposes nothing.
     """
 
     prior = (4.0, 0.9)  # as `Costs.prior`: a client sends a prediction that it expects to match

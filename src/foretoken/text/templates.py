@@ -1,8 +1,9 @@
-"""Find out which contents a chat template accepts, and with which tokens it ends a turn, by
-rendering probe messages with it, as no two templates are alike.
+"""Render probe messages with a chat template, to find out which contents the template accepts and
+with which tokens it ends a turn.
 
-If a template fails on a probe, its source decides whether it accepts strings; whether it accepts
-parts is then unknown. The end-of-turn ids in a model's own config files are handled elsewhere.
+If a template fails on a probe, patterns in its source decide whether it accepts strings, and it is
+unknown whether it accepts parts. The end-of-turn ids in a model's own config files are handled
+elsewhere.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TURN_END_TOKENS = frozenset(
     "<end_of_turn> <turn|> <end_of_utterance> <|END_OF_TURN_TOKEN|> <EOT> _<EOT> [EOT] [EOS] <eos> "
     "<|endoftext|> <|end_of_text|> <｜end▁of▁sentence｜> [e~[".split()
 )
-# In vocabularies with these, <|end|> separates the parts of a turn (gpt-oss, Solar Open)
+# In vocabularies with these tokens, <|end|> separates the parts of a turn (gpt-oss, Solar Open)
 SPLIT_TURN_TOKENS = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
 PROBE_QUESTION, PROBE_REPLY, PROBE_NEXT_TURN = "askedforatry", "replyforatry", "nextforatry"
 
@@ -47,8 +48,8 @@ def accepts_strings(template: str) -> bool:
 
 
 def accepts_parts(template: str, kind: str = "text") -> bool | None:
-    """Return whether the template renders parts of this type: "text", or "image" and "audio", for
-    which it writes a placeholder; None if unknown."""
+    """Return whether the template renders parts of the type `kind`: "text", "image" or "audio" (as
+    a placeholder); None if unknown."""
     plain = _render_probe(template, "text")
     if plain is None:
         return False if PROBE_WORD in (_render_probe(template) or "") else None
@@ -90,7 +91,7 @@ def find_turn_end_ids(control: Mapping[str, int]) -> set[int]:
 
 def find_turn_end_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the tokens that the chat template writes at the end of every assistant turn, in their
-    order; [] if it writes none, or fails."""
+    order; [] if the template writes none, or fails."""
     template = tokenizer.chat_template
     template = template.get("default") if isinstance(template, Mapping) else template
     names = [token.content for token in tokenizer.added_tokens_decoder.values() if token.content]

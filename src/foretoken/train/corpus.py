@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from foretoken.errors import InputError, describe_mismatch
 
 Item = TypeVar("Item")
-PROMPT_TOKENS = 16  # of a window
+PROMPT_TOKENS = 16  # prompt tokens of a window
 HELD_OUT_EVERY = 16  # one document in sixteen is never trained on
 
 
@@ -32,7 +32,7 @@ def read_texts(folder: Path) -> list[str]:
     path; `folder` may also be a single such file. Line ends and blank lines are normalized. Raises
     InputError if there is no such file, or if a file cannot be read."""
     if not folder.exists():
-        raise InputError(f"there is no {folder}; give a .txt file, or a folder of them")
+        raise InputError(f"there is no {folder}; give a .txt file, or a folder of .txt files")
     candidates = [folder] if folder.is_file() else folder.rglob("*")
     paths = sorted(p for p in candidates if p.name.endswith((".txt", ".txt.gz")))
     if not paths:
@@ -52,8 +52,8 @@ def _read_text(path: Path) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{path} is not UTF-8 (byte {error.start}); convert it, for instance with iconv -f "
-            "latin1"
+            f"{path} is not UTF-8 (byte {error.start}); convert the file, for instance with "
+            "iconv -f latin1"
         ) from None
 
 
@@ -63,8 +63,8 @@ def _normalize_lines(text: str) -> str:
 
 
 def split_texts(texts: list[str]) -> tuple[list[str], list[str]]:
-    """Return the documents to train on and those held out. If there is only one document, its last
-    sixteenth is held out."""
+    """Return the documents to train on and the held-out documents. If there is only one document,
+    its last sixteenth is held out."""
     if len(texts) < 2:
         cut = len(texts[0]) - len(texts[0]) // HELD_OUT_EVERY
         return [texts[0][:cut]], [texts[0][cut:]]
@@ -79,8 +79,8 @@ def hold_out(items: Sequence[Item], first: int = 0) -> tuple[list[Item], list[It
 
 
 def encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """Return all documents as one array of ids, with an end-of-text token before each and after
-    the last. Raises InputError if the tokenizer has no such token."""
+    """Return all documents as one array of ids, with an end-of-text token before each document and
+    after the last one. Raises InputError if the tokenizer has no such token."""
     end = tokenizer.eos_token_id
     if end is None:
         raise InputError(
@@ -128,12 +128,12 @@ class ExampleLine(BaseModel):
 def read_examples(
     path: Path, tokenizer: PreTrainedTokenizerBase, length: int, *, encoder_decoder: bool
 ) -> Examples:
-    """Return examples with references of up to `length` tokens, one in sixteen held out.
+    """Return the training and held-out examples, with references of up to `length` tokens.
 
     A .jsonl file has {"source": ..., "target": ...} on each line, with an optional target; a .tsv
-    file has source, tab, target. Other files contain one source per line for an encoder-decoder,
-    and documents that are cut into windows for a decoder (.txt and .txt.gz, a file or a folder of
-    them). Raises InputError for unreadable or insufficient data.
+    file has source, tab, target. Other files have one source per line for an encoder-decoder. For a
+    decoder-only model, other data are documents, which are cut into windows: a .txt or .txt.gz
+    file, or a folder of such files. Raises InputError for unreadable or insufficient data.
     """
     if path.suffix not in PAIR_SUFFIXES and not encoder_decoder:
         _require_exists(path)
@@ -166,7 +166,7 @@ def read_lines(path: Path) -> dict[int, ExampleLine]:
     parsed = {n: _parse_line(path, n, text) for n, text in enumerate(lines, 1) if text.strip()}
     for number, line in parsed.items():
         if not line.source:
-            raise InputError(f"{path}, line {number}: the source is empty; give a nonempty one")
+            raise InputError(f"{path}, line {number}: the source is empty; give a nonempty source")
     return parsed
 
 
@@ -215,7 +215,7 @@ def _make_examples(
     prompts = tokenizer([line.source for line in numbered_lines.values()], verbose=False).input_ids
     for number, prompt in zip(numbered_lines, prompts, strict=True):
         if not prompt:
-            raise InputError(f"{path}, line {number}: the source is empty; give a nonempty one")
+            raise InputError(f"{path}, line {number}: the source is empty; give a nonempty source")
     targets = [line.target for line in numbered_lines.values() if line.target is not None]
     references = iter(_encode_references(targets, tokenizer, encoder_decoder))
     return [

@@ -70,14 +70,15 @@ def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
     """Return 1 - alpha = 1 - sum min(p, q), the rejected fraction (paper, Theorem 3.5).
 
-    Its gradient in q's logits is -q_j (1[q_j < p_j] - sum_{i: q_i < p_i} q_i). It vanishes if the
-    distributions hardly overlap, so an untrained draft does not learn from it.
+    Its gradient in q's logits is -q_j (1[q_j < p_j] - sum_{i: q_i < p_i} q_i). The gradient
+    vanishes if the distributions hardly overlap, so an untrained draft learns nothing.
     """
     return 1 - torch.minimum(p, q).exp().sum(-1)
 
 
 def log_alpha(p: Tensor, q: Tensor) -> Tensor:
-    """Return -log alpha: its gradient is that of total variation / alpha, which does not vanish."""
+    """Return -log alpha. Its gradient is the gradient of total variation divided by alpha, and does
+    not vanish."""
     return -torch.minimum(p, q).logsumexp(-1)
 
 
@@ -150,11 +151,11 @@ def distill(
     report: DistillationProgress,
 ) -> dict[str, Any]:
     """Train the draft until step `recipe.steps`, then write the weights with the best held-out
-    alpha, possibly the initial ones, to `out/model`. Returns the summary.
+    alpha, possibly the initial weights, to `out/model`. Returns the summary.
 
     If `out` holds a checkpoint, the run resumes from it and gives the result of an uninterrupted
     run. Raises InputError if the examples do not fit the models, the run diverges, or the
-    checkpoint is of another run.
+    checkpoint belongs to another run.
     """
     shares = {"on_policy": lesson.on_policy, "target_generated": lesson.target_generated}
     source = BatchSource(pair, lesson.temperature, lesson.length, **shares)

@@ -2,9 +2,9 @@
 
 Each block of draft tokens follows an anchor, a position of a training sequence. One forward pass
 computes the blocks of many anchors. A block attends to the target's hidden states before its anchor
-and to itself, as it does when the draft is used. Each draft token is conditioned on the sequence's
-own previous token. At each draft token, the draft learns the target's distribution, and its
-confidence head learns how much both distributions overlap.
+and to the block itself, as in drafting. Each draft token is conditioned on the previous token of
+the training sequence. At each draft token, the draft learns the target's distribution, and its
+confidence head learns the overlap of the target's and the draft's distributions.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def find_rarest_token(target: PreTrainedModel, sequences: NumberedSequences) -> 
 
 
 class BlockStudent(Student):
-    """A DSpark draft of the target's widths with Qwen3's layers, like published DSpark drafts.
+    """A DSpark draft with the target's widths and Qwen3's layers, like published DSpark drafts.
 
     `mask` is the id that stands for tokens that are not drafted yet.
     """
@@ -101,8 +101,7 @@ class BlockStudent(Student):
     ) -> Iterator[tuple[Tensor, ...]]:
         """Yield the tensors of the positions after anchors, as `Student` specifies. For training,
         anchors are random, and half of the blocks have a random length, because a draft may be used
-        with fewer draft tokens than a block has.
-        """
+        with fewer draft tokens than a block has."""
         n, anchors = (
             self.depths,
             torch.tensor([self._choose_anchors(text, rng) for text in sequences]),

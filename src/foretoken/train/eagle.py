@@ -1,8 +1,9 @@
 """Training of EAGLE-3 drafts (arXiv 2503.01840): `foretoken train eagle`.
 
-The draft is unrolled over several depths, as it is when it drafts: at the first depth its inputs
-are the target's hidden states, at each later depth its own hidden states of the previous depth. It
-learns the target's distribution at every depth. Its input tokens always come from the data.
+The draft is unrolled over several depths, as in drafting: at the first depth its inputs are the
+target's hidden states; at each later depth they are the draft's own hidden states of the previous
+depth. The draft learns the target's distribution at every depth. Its input tokens always come from
+the data.
 """
 
 from __future__ import annotations
@@ -49,8 +50,7 @@ class EagleLesson(Lesson):
 
 
 class EagleStudent(Student):
-    """An EAGLE-3 draft of the target's widths. It has Llama's layers, so that other systems can
-    load it."""
+    """An EAGLE-3 draft with the target's widths and Llama's layers, as in other systems."""
 
     def __init__(
         self, target: PreTrainedModel, ids: Tensor, lesson: EagleLesson, seed: int
@@ -75,8 +75,8 @@ class EagleStudent(Student):
         """Yield the tensors of all output positions of the sequences, as `Student` specifies.
 
         At depth k (from 0), the inputs of position i are the hidden states up to token i and the
-        tokens up to i + k + 1; it learns the target's distribution of token i + k + 2. `rng` is not
-        used.
+        tokens up to i + k + 1; the draft learns the target's distribution of token i + k + 2. `rng`
+        is not used.
         """
         network: Any = self.network
         ids = pad_sequence([t.ids for t in sequences], batch_first=True)
@@ -102,7 +102,7 @@ class EagleStudent(Student):
                 "position_embeddings": network.rotary(states, position_ids=positions),
             }
             states = network.run_layers(inputs, states, {"full_attention": arguments})
-            token_positions = positions_from_0 + k + 1  # the token after each is predicted
+            token_positions = positions_from_0 + k + 1  # the token after each position is predicted
             is_taught = (token_positions < lengths) & (token_positions + 1 >= prompts)
             row, column = is_taught.nonzero(as_tuple=True)
             index = row, column + k + 1

@@ -60,7 +60,9 @@ def generate_references(
             files.write_atomically(file, json.dumps({"prompts": prompts, "texts": ids}).encode())
         stored = files.read_own_json(file)
         if stored["prompts"] != prompts:
-            raise InputError(f"{file} holds outputs of other prompts; give those, or another --out")
+            raise InputError(
+                f"{file} holds outputs of other prompts; give those prompts, or another --out"
+            )
         for n, tokens in zip(indices, stored["texts"], strict=True):
             examples_and_held_out[n] = Example(examples_and_held_out[n].prompt, tokens)
         report(start + len(indices))
@@ -81,5 +83,5 @@ def _require_same_options(folder: Path, spec: Speculator, options: dict[str, Any
         name = changed[0]
         raise InputError(
             f"{folder} holds outputs with {name} {stored.get(name)}, not {options[name]}; give "
-            "that, or another --out"
+            f"{name} {stored.get(name)}, or another --out"
         )

@@ -1,5 +1,5 @@
 """Hidden states of a frozen target at each token of the training data, to train drafts that use
-them. They are computed once, stored on disk up to a size limit, and memory-mapped.
+hidden states. They are computed once, stored on disk up to a size limit, and memory-mapped.
 
 A shard holds a few sequences and is written atomically, so that a run that was killed resumes after
 the last shard.
@@ -71,8 +71,8 @@ class HiddenStateDataset:
     ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
         """Compute the hidden states that are not stored yet, for as many sequences as fit into
         `max_bytes`. `report` is called with the number of sequences that are done. Returns two
-        dicts from sequence number to token ids, the first for training, the second held out. Raises
-        InputError if one is empty, or if the folder holds hidden states of other data."""
+        dicts from sequence number to token ids: the training and the held-out sequences. Raises
+        InputError if a dict is empty, or if the folder holds hidden states of other data."""
         examples_and_flags = [*_interleave(examples.train, examples.held_out)]
         ids = [[*map(int, (*x.prompt, *x.reference))] for x, _ in examples_and_flags]
         count = self._count_fitting(ids)
@@ -120,7 +120,7 @@ class HiddenStateDataset:
         if files.read_own_json(file) != facts:
             raise InputError(
                 f"{self.folder} holds states of another target, of other data or for another size "
-                "of --states; give the same ones, or another --out"
+                "of --states; give the same options, or another --out"
             )
 
     def _get_shard_file(self, n: int) -> Path:
@@ -177,8 +177,8 @@ def _open_shard(file: Path) -> dict[str, Tensor]:
 
 
 def _interleave(train: list[Example], held_out: list[Example]) -> list[tuple[Example, bool]]:
-    """Return all examples, each with a flag that is True if it is held out. Held-out examples are
-    spread evenly, so that both kinds are among the first examples, whose states fit on disk."""
+    """Return all examples, each with a flag that is True for held-out examples. Held-out examples
+    are spread evenly, so that both kinds are among the first examples, whose states fit on disk."""
     ordered = [(i / max(1, len(train)), x, False) for i, x in enumerate(train)]
     ordered += [(i / max(1, len(held_out)), x, True) for i, x in enumerate(held_out)]
     return [(x, held) for _, x, held in sorted(ordered, key=lambda item: (item[0], item[2]))]

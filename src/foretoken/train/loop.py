@@ -1,7 +1,7 @@
 """A training run and its folder: optimizers, steps, and a checkpoint that is complete at any time.
 
-A run that was killed resumes from its last checkpoint; if the loss depends only on the step, it
-ends with the result of an uninterrupted run. Muon trains matrices, AdamW the other weights. The
+A run that was killed resumes from its last checkpoint; if the loss depends only on the step, the
+result equals an uninterrupted run's. Muon trains matrices; AdamW trains the other weights. The
 learning rate warms up, stays constant, then decays linearly. Depends on neither the data nor the
 kind of model.
 """
@@ -30,8 +30,7 @@ FIXED_FIELDS = ("batch", "learning_rate", "warmup", "seed", "bfloat16")
 
 
 def make_run_folder(path: Path) -> Path:
-    """Create the folder if it is missing, and return it. Raises InputError if there is a file of
-    this name."""
+    """Create the folder if it is missing, and return it. Raises InputError if `path` is a file."""
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; give another --out: the run needs a folder there")
     path.mkdir(parents=True, exist_ok=True)
@@ -73,8 +72,7 @@ class TrainingLoop:
 
     @property
     def best(self) -> dict[str, Any]:
-        """The best weights so far, with their `score` and `step`; empty before the first
-        `record_score`."""
+        """The best weights so far, with `score` and `step`; empty before `record_score`."""
         return self.saved_values.get("best", {})
 
     def record_score(self, score: float) -> None:
@@ -96,7 +94,7 @@ class TrainingLoop:
             yield self.advance(loss_at)
 
     def advance(self, loss_at: Callable[[int], Tensor]) -> float:
-        """Make one optimizer step on `loss_at(step)`. Returns that loss.
+        """Make one optimizer step on the loss `loss_at(step)`, and return the loss.
 
         Raises InputError for a non-finite loss or gradient; the weights are then unchanged.
         """
@@ -117,8 +115,7 @@ class TrainingLoop:
         return loss.item()
 
     def require_finite(self, **figures: float) -> None:
-        """Raise InputError, with the remedy, if one of the named figures (such as the loss) is not
-        finite."""
+        """Raise InputError, with the remedy, if a named figure (such as the loss) is not finite."""
         for name, value in figures.items():
             if not math.isfinite(value):
                 raise InputError(
@@ -194,12 +191,12 @@ class TrainingLoop:
             if was != now:
                 raise InputError(
                     f"{self.checkpoint} began with {name} {was}, not {now}; "
-                    "give that, or another --out"
+                    f"give {name} {was}, or another --out"
                 )
         if self.step > self.recipe.steps:
             raise InputError(
                 f"{self.checkpoint} has {self.step} steps, so steps {self.recipe.steps} are done "
-                f"already; give {self.step} or more, or another --out"
+                f"already; give {self.step} steps or more, or another --out"
             )
 
 
@@ -212,7 +209,7 @@ def compute_learning_rate(step: int, recipe: TrainingRecipe) -> float:
 
 
 def make_optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices between embeddings and output layer, AdamW for the rest."""
+    """Return Muon for matrices between embeddings and output layer, AdamW for other weights."""
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     outer = {id(p) for m in (*tables, head) if m is not None for p in m.parameters()}

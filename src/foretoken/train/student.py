@@ -2,8 +2,8 @@
 `foretoken train`.
 
 The draft learns the target's distribution at the tokens of the training data, separately for each
-depth: the index of a draft token among those of a step. The target's hidden states are computed
-once and stored on disk.
+depth: the index of a draft token within a step. The target's hidden states are computed once and
+stored on disk.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ class Lesson(ABC):
         `sequences`."""
 
     def get_layer_settings(self, target: PreTrainedModel) -> dict[str, Any]:
-        """Return config entries, under transformers' names, for draft layers with the target's
-        widths."""
+        """Return transformers' config entries for draft layers with the target's widths."""
         text: Any = target.config.get_text_config(decoder=True)
         same = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
         return {
@@ -85,7 +84,7 @@ class Lesson(ABC):
 
 class ComparedDistributions(NamedTuple):
     """Log probabilities that the target (`p`) and the draft (`q`) give the draft's tokens at N
-    positions, `[N, Vd]`. The target's are normalized over its whole vocabulary.
+    positions, `[N, Vd]`. The target's probabilities are normalized over its whole vocabulary.
 
     `confidence` is the draft's own estimate of `alpha`, `[N]`; None if the draft has no confidence
     head.
@@ -109,9 +108,9 @@ class Student(ABC):
         network: All trained modules, with the output layer `head`.
         head: The output layer.
         config: The draft's config in speculators' format.
-        ids: The target's ids of the draft's tokens, `[Vd]`.
+        ids: The target's id of each token in the draft's vocabulary, `[Vd]`.
         target: The target.
-        depths: Number of draft tokens that it learns to predict one after another.
+        depths: Number of draft tokens that the draft learns to predict, one after another.
     """
 
     def __init__(
@@ -136,13 +135,13 @@ class Student(ABC):
     ) -> Iterator[tuple[Tensor, ...]]:
         """Yield, for each depth, the tensors from which `compare` computes the distributions at N
         positions: the inputs of the target's output layer `[N, H]`, the log-sum-exp of the target's
-        logits `[N]`, and the draft's own tensors. `rng` makes the random choices of training; None
-        avoids them, to measure alpha."""
+        logits `[N]`, and the draft's own tensors. `rng` makes the random choices of training; None:
+        no random choices, to measure alpha."""
 
     @abstractmethod
     def compare(self, hidden: Tensor, mass: Tensor, *own: Tensor) -> ComparedDistributions:
-        """Return the target's and the draft's distributions at some of the positions that
-        `gather_positions` yields. Its tensors are passed as `hidden`, `mass` (log-sum-exp) and
+        """Return the target's and the draft's distributions at some of the positions of
+        `gather_positions`, from the tensors that it yields: `hidden`, `mass` (the log-sum-exp) and
         `own`."""
 
     @abstractmethod
@@ -155,8 +154,8 @@ class Student(ABC):
         """Return the loss over all depths; every position of a depth has the same weight.
 
         Distributions are computed for a few positions at a time, and recomputed for the gradients,
-        because those of a whole batch would not fit into memory. Small chunks also stay in the
-        CPU's cache.
+        because the distributions of a whole batch would not fit into memory. Small chunks also stay
+        in the CPU's cache.
         """
 
         def sum_losses(*some: Tensor) -> Tensor:
@@ -185,8 +184,8 @@ class Student(ABC):
 
     @torch.no_grad()
     def compute_target_log_probs(self, hidden: Tensor, mass: Tensor) -> Tensor:
-        """Return the target's log probabilities of the draft's tokens `[N, Vd]`, from the inputs of
-        its output layer `[N, H]` and the log-sum-exp of its logits `mass [N]`."""
+        """Return the target's log probabilities `[N, Vd]` of the draft's tokens, from the inputs
+        `[N, H]` of the target's output layer and the log-sum-exp `[N]` of its logits."""
         logits = (hidden.to(self.output_weight.dtype) @ self.output_weight.T).float()
         return (logits - mass[:, None]).clamp(min=MIN_LOG_PROB)
 
@@ -198,7 +197,7 @@ class Student(ABC):
     def measure_alpha(
         self, dataset: HiddenStateDataset, sequences: NumberedSequences, batch: int
     ) -> list[float]:
-        """Return the mean alpha at each depth over the sequences, `batch` of them at a time."""
+        """Return the mean alpha at each depth over the sequences, `batch` sequences at a time."""
         totals, counts = [0.0] * self.depths, [0] * self.depths
         order = sorted(sequences, key=lambda n: len(sequences[n]))
         for i in range(0, len(order), batch):
@@ -254,7 +253,7 @@ def make_config(
 
 
 def choose_taps(target: PreTrainedModel) -> tuple[int, ...]:
-    """Return the taps whose hidden states a draft trained here uses."""
+    """Return the target's taps, whose hidden states the draft uses."""
     return get_default_taps(target.config.get_text_config(decoder=True).num_hidden_layers)
 
 
@@ -275,7 +274,7 @@ def teach(
 
     A folder next to `out`, with the suffix .run, holds the checkpoint, the log, and the target's
     hidden states in at most `max_bytes` bytes. A resumed run gives the result of an uninterrupted
-    one. Raises InputError if that folder belongs to another run.
+    run. Raises InputError if that folder belongs to another run.
     """
     if out.is_file():
         raise InputError(f"{out} is a file; give a folder as --out")

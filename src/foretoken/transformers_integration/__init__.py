@@ -1,2 +1,2 @@
-"""Integration with transformers' `generate`: converts its calls to requests, and the outputs of
-these to the output of `generate`."""
+"""Integration with transformers' `generate`: converts calls of `generate` to requests, and the
+outputs of the requests to the output of `generate`."""

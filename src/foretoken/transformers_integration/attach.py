@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
 log = logging.getLogger(__name__)
-# True while transformers decodes a call: an assistant model that is attached too then also uses its
-# own generate
+# True while transformers decodes a call: if the call's assistant model is attached too, this model
+# then uses its own generate as well
 LEFT_TO_TRANSFORMERS = ContextVar("LEFT", default=False)
 # Attribute of an attached `generate` that holds the `generate` that it replaced
 REPLACED_ATTRIBUTE = "foretoken_replaced"
@@ -68,8 +68,8 @@ def attach(
 
     Raises:
         InputError: An option is unknown or invalid, or `model` has no `generate`.
-        RefusedError: The model, or the model with this draft, cannot be decoded exactly. Then
-            `model.generate` is the one from before any `attach`.
+        RefusedError: The model, or the model with this draft, cannot be decoded exactly. The model
+            then has the `generate` from before any `attach`.
 
     Examples:
         >>> import foretoken, torch
@@ -151,8 +151,8 @@ class SkipPromptStreamer:
 
 
 def _ignore_unfollowed_config(model: PreTrainedModel) -> dict[str, str]:
-    """Return the option of `load` that ignores the model's generation config if no Speculator can
-    follow it, {} otherwise. transformers decodes calls with such a config."""
+    """If no Speculator can follow the model's generation config, return the option of `load` that
+    ignores the config, else {}. transformers decodes calls with such a config."""
     config = getattr(model, "generation_config", None)
     entry = None if config is None else find_unfollowed(config)
     if entry is None:
@@ -169,14 +169,14 @@ def _ignore_unfollowed_config(model: PreTrainedModel) -> dict[str, str]:
 def _name_arguments(
     method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a call's arguments with positional ones converted to keywords; unchanged if that is
-    impossible (there are too many, or one is given twice), so that the method raises its own
+    """Return a call's arguments, with positional arguments converted to keywords. Return them
+    unchanged if there are too many or one is given twice, so that the method raises its own
     error."""
     parameters = signature(method).parameters.values()
     names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     positional = dict(zip(names, args, strict=False))
     if len(positional) < len(args) or positional.keys() & kwargs.keys():
-        return args, kwargs  # the method raises its own error
+        return args, kwargs
     return (), positional | kwargs
 
 
@@ -194,8 +194,8 @@ def _generate_speculatively(
 def _is_from_speculator(error: Exception) -> bool:
     """Return whether a Speculator raised the error.
 
-    Otherwise transformers raised it while it prepared the call. The call may then succeed without a
-    custom_generate: transformers does not pass the tokenizer to a custom_generate, but
+    Otherwise transformers raised the error while it prepared the call. The call may then succeed
+    without a custom_generate: transformers does not pass the tokenizer to a custom_generate, but
     token_healing and a config's stop_strings need it.
     """
     frames = walk_tb(error.__traceback__)

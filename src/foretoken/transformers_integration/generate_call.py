@@ -1,11 +1,11 @@
-"""Converts a call of transformers' `generate` to requests, and their outputs to the output of
-`generate`.
+"""Converts a call of transformers' `generate` to requests, and the outputs of the requests to the
+output of `generate`.
 
 When `generate` calls a custom_generate, it has completed the generation config, built logits
-processors and stopping criteria from it, padded the prompts, repeated them for several outputs, and
-run the encoder. The processors that it built from the config are replaced by foretoken's own
-controls, which give the same scores but ignore padding; the user's processors are passed on. So no
-processor is applied twice. Unsupported arguments are refused by name.
+processors and stopping criteria from this config, padded the prompts, repeated prompts for several
+outputs, and run the encoder. The processors that it built from the config are replaced by
+foretoken's own controls, which give the same scores but ignore padding; the user's processors are
+passed on. So no processor is applied twice. Unsupported arguments are refused by name.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class GenerateCall:
     """A call of `generate`, with the arguments that a custom_generate gets."""
 
     model: PreTrainedModel
-    ids: Tensor  # [B, n], padded on the left: the prompts; for an encoder-decoder, the decoder's
+    ids: Tensor  # [B, n]: prompts (of the decoder, if there is an encoder), padded on the left
     config: GenerationConfig
     processors: Sequence[Any]
     criteria: Sequence[Any]
@@ -103,14 +103,14 @@ class GenerateCall:
             expected = (valid.cumsum(1) - 1).to(positions.device)
             if ((positions != expected) & valid.to(positions.device)).any():
                 raise ForeignError(
-                    "position_ids do not count a prompt's tokens from 0; leave them out"
+                    "position_ids do not count a prompt's tokens from 0; leave position_ids out"
                 )
         return [ids[mask].tolist() for ids, mask in zip(self.ids, valid, strict=True)]
 
     def get_sources(self) -> list[tuple[list[int], Tensor]]:
         """Return, for each sequence, the encoder's input ids without padding and the encoder's
-        hidden states at them, `[n, H]`. Raises ForeignError if the input is not token ids, or its
-        padding is not on the right."""
+        hidden states at these ids, `[n, H]`. Raises ForeignError if the input is not token ids, or
+        if its padding is not on the right."""
         inputs = self.inputs
         if inputs is None or inputs.ndim != 2 or inputs.is_floating_point() or inputs.min() < 0:
             raise ForeignError("the encoder got no input_ids; give input_ids and no other input")
@@ -152,14 +152,15 @@ class GenerateCall:
         """Return the media of each sequence for a decoder-only model. Raises ForeignError for
         inputs that cannot be divided among the sequences because they are not tensors."""
         positions = self.model_kwargs.get("position_ids")
-        if positions is not None and positions.ndim == 3:  # one per axis, from the images
+        if positions is not None and positions.ndim == 3:  # ids of each axis, from the images
             media_inputs = {**media_inputs, "position_ids": positions}
         if len(self.ids) == 1:
             return [Media(self.get_prompts()[0], media_inputs)]
         if not all(isinstance(x, Tensor) for x in media_inputs.values()):
             names = ", ".join(sorted(media_inputs))
             raise ForeignError(
-                f"{names} cannot be divided among {len(self.ids)} prompts; call generate for each"
+                f"{names} cannot be divided among {len(self.ids)} prompts; call generate for each "
+                "prompt"
             )
         mask = {"attention_mask": self.model_kwargs.get("attention_mask")}
         return split_media({"input_ids": self.ids, **mask, **media_inputs}, encodes=False)
@@ -187,9 +188,8 @@ class GenerateCall:
 
     @contextmanager
     def share_encoder_states(self, target: Model) -> Iterator[None]:
-        """Lend the target, within the context, the encoder's hidden states from the call, so that
-        it does not encode the sources again. Targets on other backends than torch encode them
-        again."""
+        """While the `with` block runs, let the target use the encoder's hidden states from the
+        call. Targets on other backends than torch encode the sources again."""
         has_ids = self.inputs is not None and not self.inputs.is_floating_point()
         shared = target.shared_encoder_states
         if not has_ids or shared is None:
@@ -204,8 +204,8 @@ class GenerateCall:
     def choose_gamma(
         self, assistant: int | None, lookup: int | None, *, looks_up: bool
     ) -> int | None:
-        """Return gamma by transformers' options, None if they do not set it. Raises ForeignError
-        for `prompt_lookup_num_tokens` with another drafter than prompt look-up.
+        """Return the gamma that transformers' options set, or None. Raises ForeignError for
+        `prompt_lookup_num_tokens` with another drafter than prompt look-up.
 
         assistant: The call's `num_assistant_tokens`; None: the config's.
         lookup: The call's `prompt_lookup_num_tokens`; None: the config's.
@@ -215,8 +215,8 @@ class GenerateCall:
         if lookup is not None:
             if not looks_up:
                 raise ForeignError(
-                    "prompt_lookup_num_tokens is given, but the draft is not 'lookup'; leave it "
-                    "out, or load with draft='lookup'"
+                    "prompt_lookup_num_tokens is given, but the draft is not 'lookup'; leave "
+                    "prompt_lookup_num_tokens out, or load with draft='lookup'"
                 )
             return lookup
         count = self.config.num_assistant_tokens
@@ -271,7 +271,6 @@ class GenerateCall:
         ]
 
     def _has_embedding(self, token: int) -> bool:
-        """Return whether the model has an embedding for a token id."""
         return 0 <= token < len(cast(Any, self.model.get_input_embeddings()).weight)
 
     def _build_params(self) -> SamplingParams:
@@ -308,9 +307,8 @@ class GenerateCall:
         return processors
 
     def _remove_detectors(self, processors: list[Any]) -> list[Any]:
-        """Return the processors without Whisper's silence detectors. These do not change scores,
-        and need only the first scores and the model, so they are called here instead of at each
-        token."""
+        """Return the processors without Whisper's silence detectors. A detector does not change
+        scores and needs only the first scores, so it is called here instead of at each token."""
         detectors = [each for each in processors if type(each).__name__ == SILENCE_DETECTOR]
         if detectors:
             inputs = {
@@ -345,7 +343,7 @@ class GenerateCall:
         if criteria and not self.get_eos_ids() and len(self.ids) > 1:
             raise ForeignError(
                 f"{type(criteria[0]).__name__} may end one sequence before another, but without an "
-                "eos_token_id the ended one cannot be padded; give an eos_token_id, or one prompt"
+                "eos_token_id no sequence can be padded; give an eos_token_id, or one prompt"
             )
         return criteria
 
@@ -382,7 +380,7 @@ class GenerateCall:
         transformers' output object.
 
         The object's scores and logits are float32 tensors `[B, V]`, one for each new token, with
-        zeros for sequences that have ended. It holds no cache, attentions or hidden states.
+        zeros for sequences that have ended. The object has no cache, attentions or hidden states.
         """
         config = self.config
         pad = getattr(config, "_pad_token_tensor", None)
@@ -428,7 +426,7 @@ class WithheldScores:
     def _refuse(self, *_: object) -> Any:
         raise ForeignError(
             f"{self.reader} uses the scores of output_scores=True, which stopping criteria do not "
-            "get here; leave one of them out"
+            "get here; leave out output_scores or this criterion"
         )
 
     __getattr__ = __getitem__ = __len__ = __iter__ = __bool__ = _refuse
@@ -445,7 +443,7 @@ def _get_raw_logits(seq: SequenceState) -> Tensor:
 
 def _require_same_rope(target: Model, lengths: list[int], limit: int) -> None:
     """Raise ForeignError for a batch in which transformers would use other rotary factors than for
-    each sequence alone, since it chooses the factors of all sequences by the longest one."""
+    single sequences: transformers chooses the factors of a batch by its longest sequence."""
     switch = target.context
     if switch is None or switch == target.max_context or len(set(lengths)) == 1:
         return
@@ -458,8 +456,7 @@ def _require_same_rope(target: Model, lengths: list[int], limit: int) -> None:
 
 
 def _require_supported(objects: Sequence[Any]) -> None:
-    """Raise ForeignError for a processor or criterion of transformers that cannot run on a single
-    sequence."""
+    """Raise ForeignError for processors or criteria that cannot run on a single sequence."""
     try:
         require_supported(objects)
     except RefusedError as error:
@@ -474,13 +471,13 @@ def build_stop_criteria(
     if not strings:
         return []
     if tokenizer is None:
-        raise InputError("stop_strings needs a tokenizer; load the Speculator with one")
+        raise InputError("stop_strings needs a tokenizer; load the Speculator with a tokenizer")
     return [transformers.StopStringCriteria(tokenizer, strings)]
 
 
 def _get_sampling_fields(config: GenerationConfig) -> dict[str, Any]:
-    """Return foretoken's sampling params for a generation config with do_sample=True. A value that
-    has no effect in transformers is replaced by the one that turns the param off in foretoken."""
+    """Return foretoken's sampling params for a generation config with do_sample=True. If a value
+    has no effect in transformers, the param is turned off."""
     cutoffs = {name: getattr(config, name) or 0.0 for name in ("epsilon_cutoff", "eta_cutoff")}
     return {
         "temperature": 1.0 if config.temperature is None else config.temperature,

@@ -1,11 +1,11 @@
 """Rejects arguments of `generate` that foretoken does not support.
 
-For each it raises a ForeignError with the argument's name, before any forward pass and before
+The functions raise a ForeignError with the argument's name, before any forward pass and before
 random numbers are drawn, so that `attach` can leave the call to transformers.
 
-`generate` merges the processors that it builds and the user's in one list: first those from the
-generation config, then the user's, then those for sampling. `find_custom_processors` finds the
-user's among them.
+`generate` passes one list of processors: processors built from the generation config, then the
+user's processors, then processors built for sampling. `find_custom_processors` finds the user's
+processors in this list.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ EXPECTED_INPUTS = {
     "decoder_attention_mask",
     "position_ids",
     "past_key_values",
-    "cache",  # its name from transformers 5.24 on
+    "cache",  # the name of past_key_values from transformers 5.24 on
     "encoder_outputs",
     "use_cache",
     "logits_to_keep",
@@ -108,10 +108,10 @@ def read_withheld_arguments(caller: FrameType | None) -> dict[str, Any]:
 
     caller: The stack frame of the call of the custom_generate.
 
-    CAUTION: this reads local variables of another library's function, which is not an interface. As
-    of 5.23, `generate` passes neither the streamer nor the assistant to a custom_generate that is a
-    function. Without them the reader of a streamer would wait forever, and an assistant would be
-    ignored silently.
+    CAUTION: these are local variables of another library's function, not an interface. As of 5.23,
+    `generate` passes neither the streamer nor the assistant to a custom_generate that is a
+    function. Without these arguments, the reader of a streamer would wait forever, and an assistant
+    would be ignored silently.
     """
     module = "" if caller is None else str(caller.f_globals.get("__name__"))
     if (
@@ -126,8 +126,8 @@ def read_withheld_arguments(caller: FrameType | None) -> dict[str, Any]:
 
 
 def require_same_model(model: PreTrainedModel, target: Model, arguments: Mapping[str, Any]) -> None:
-    """Raise ForeignError if a Speculator of `target` cannot decode for `model`, or not with these
-    arguments, which are from `read_withheld_arguments`."""
+    """Raise ForeignError if a Speculator of `target` cannot decode for `model`, or does not support
+    `arguments`, the result of `read_withheld_arguments`."""
     network = target.model
     layer = model.get_output_embeddings()
     unlike = layer is not None and len(layer.weight) != target.vocab_size
@@ -135,12 +135,12 @@ def require_same_model(model: PreTrainedModel, target: Model, arguments: Mapping
     if unlike if network is None else network is not model:
         raise ForeignError(
             f"custom_generate is a Speculator of another model than this {type(model).__name__}; "
-            "make one for it: foretoken.load(model, draft)"
+            "make a Speculator of this model: foretoken.load(model, draft)"
         )
     if arguments.get("assistant_model") is not None:
         raise ForeignError(
-            "assistant_model is given, but a Speculator has its own draft; leave it out, or make "
-            "one with it: foretoken.load(model, draft)"
+            "assistant_model is given, but a Speculator has its own draft; leave assistant_model "
+            "out, or load it as the draft: foretoken.load(model, draft)"
         )
     for name in ("synced_gpus", "encoder_outputs"):
         if arguments.get(name):
@@ -150,7 +150,9 @@ def require_same_model(model: PreTrainedModel, target: Model, arguments: Mapping
 def require_single_row(streamer: object, rows: int) -> None:
     """Raise ForeignError if there is a streamer and more than one sequence."""
     if streamer is not None and rows > 1:
-        raise ForeignError(f"a streamer takes one sequence, not {rows}; call generate for each")
+        raise ForeignError(
+            f"a streamer takes one sequence, not {rows}; call generate for each prompt"
+        )
 
 
 def require_supported_config(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
@@ -173,8 +175,8 @@ def require_supported_config(config: GenerationConfig, inputs: Mapping[str, Any]
 
 
 def find_media(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the images and audio among the arguments of a forward, together with arguments that
-    describe them, such as sizes. Raises ForeignError for unsupported arguments."""
+    """Return the images and audio among the arguments of a forward, and the arguments that describe
+    the media, such as sizes. Raises ForeignError for unsupported arguments."""
     others = {n: x for n, x in inputs.items() if n not in EXPECTED_INPUTS and x is not None}
     media_names = [
         n for n, x in others.items() if not isinstance(x, Tensor) or x.is_floating_point()
@@ -191,8 +193,8 @@ def find_custom_processors(prepared: Sequence[Any], built: Sequence[Any]) -> lis
     prepared: All processors that `generate` would apply.
     built: The processors that transformers builds from the config alone.
 
-    Raises ForeignError if a user's processor takes the place of a built one, or comes before a
-    built one that is not for sampling, since foretoken runs the user's processors after those.
+    Raises ForeignError if a user's processor replaces a built one, or comes before a built
+    processor that is not for sampling: foretoken runs such built processors before the user's.
     """
     for each in built:
         if type(each).__name__ not in BUILT_CLASSES:

@@ -2,7 +2,7 @@
 and computes timestamps, while a Speculator runs the model, on any backend.
 
 The Speculator's target encodes the audio. The last encoder output is retained: Whisper detects the
-language of the first window in a call of its own, before the call that decodes the window.
+language of the first window in a separate call, before the call that decodes the window.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def make_weightless(structure: PreTrainedModel, spec: Callable[..., Any]) -> Any
     """Return a model of the class and config of `structure`, without weights.
 
     Its `generate` has to be called with custom_generate=spec, where `spec` is a Speculator. Its
-    forward returns the logits of the next token alone, which `spec` computes.
+    forward returns only the logits of the next token, which `spec` computes.
     """
     kind: Any = type(structure)
 
@@ -57,16 +57,16 @@ def make_weightless(structure: PreTrainedModel, spec: Callable[..., Any]) -> Any
 
 
 class PendingEncoder:
-    """Takes the place of an encoder. Instead of encoding media, it returns one dict for each, in
-    which the target stores the encoder output when it runs."""
+    """Takes the place of an encoder. Instead of encoding media, it returns a dict for each input.
+    The target stores the encoder output in this dict when the target runs."""
 
     def __init__(self, name: str) -> None:
         self.name, self.last = name, None
         self.encoded: list[dict[str, Any]] = []
 
     def forward(self, **inputs: Any) -> PendingEncoderOutput:
-        """Return a placeholder for the encoder output of these media. If they equal the media of
-        the last call, it has the same dicts, and so the outputs that are stored already."""
+        """Return a placeholder for the encoder output of these media. If the media equal the media
+        of the last call, the placeholder has the same dicts, with the outputs stored so far."""
         media: Tensor = inputs[self.name]
         if self.last is None or not torch.equal(self.last, media):
             self.last, self.encoded = media, [{} for _ in media]

@@ -132,7 +132,7 @@ MISTAKES = [
         f"export vllm m.json{VLLM[11:]} --gamma 4",
         "give either a file of foretoken bench or --target",
     ),
-    ("export vllm m.json", "m.json cannot be read: there is no such file; give one with"),
+    ("export vllm m.json", "m.json cannot be read: there is no such file; give a file with"),
     ("export vllm assistant/config.json", "is not a benchmark; make one with foretoken"),
     # serve
     ("serve --port 70000", "--port is 70000"),

@@ -257,7 +257,7 @@ def test_values_are_those_of_a_line_of_a_file(run, value, given):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "there is no such file; give one with messages"),
+        (None, "there is no such file; give a file with messages"),
         ("[{", "talk.json is not a valid conversation: "),
         ("{}", "messages is {}; give a list of messages"),
         ('[{"role": "user"}]', "message 0 has the content None"),
@@ -294,7 +294,7 @@ def test_mistakes_end_nothing(run):
         "/undo": "there is no turn to remove",
         "/undo 2": "give the command as /undo",
         "/save": "give the command as /save FILE",
-        "/save /no/such/x": "x cannot be written: there is no folder /no/such; make it",
+        "/save /no/such/x": "x cannot be written: there is no folder /no/such; make that folder",
         "/load /no/such/file": "there is no such file",
         "/stats": "there is no reply yet",
     }

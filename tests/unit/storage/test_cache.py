@@ -89,7 +89,7 @@ def test_what_others_may_have_written_is_not_read(
         folder.chmod(mode)
         assert get_cache_folder() is None and load_cached_values("a.json") == {}
         save_cached_value("a.json", "x", 2)
-        assert "others may write to it; remove it, and it is created again" in caplog.text
+        assert "others may write to it; remove the folder, and it is created again" in caplog.text
     folder.chmod(0o755)
     assert load_cached_values("a.json") == {"x": 1}
 

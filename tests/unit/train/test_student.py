@@ -148,7 +148,7 @@ def test_the_command_writes_texts_and_trains(tmp_path: Path, kind: str, size: st
             "is not empty, and no run of it exists; give another --out",
         ),
         (("--out", str(tmp_path / "prompts.jsonl")), "is a file; give a folder as --out"),
-        (("--length", "7"), "holds outputs with length 8, not 7; give that, or another --out"),
+        (("--length", "7"), "holds outputs with length 8, not 7; give length 8, or another --out"),
     ):
         wrong = CliRunner().invoke(cli.app, ["train", kind, *asked, *more])
         assert isinstance(wrong.exception, InputError) and said in str(wrong.exception)

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from foretoken.text.json_schema import rewrite_schema
 
-# Separators of JSON in chat templates. As no others are allowed, whole keys are forced tokens,
-# which need no draft model
+# Separators of JSON in chat templates. As no other separators are allowed, whole keys are forced
+# tokens, which need no draft model
 CALL_SEPARATORS = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 # Keywords that may allow or constrain properties besides those in "properties"
 OPEN_OBJECT_KEYWORDS = {
@@ -46,8 +46,9 @@ class FunctionSignature:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Return the schema of the arguments. It forbids arguments other than its properties, even
-        if the client left "additionalProperties" out, unless it allows them explicitly."""
+        """Return the schema of the arguments. Arguments that "properties" does not name are
+        forbidden, even if the client left "additionalProperties" out, unless another keyword may
+        allow them."""
         schema = NO_PARAMETERS if self.parameters is None else {"type": "object"} | self.parameters
         if "properties" not in schema or schema.keys() & OPEN_OBJECT_KEYWORDS:
             return schema
@@ -74,7 +75,7 @@ class CallForm(Protocol):
     """A syntax of function calls."""
 
     def parse(self, text: str, functions: FunctionSignatures) -> list[FunctionCall]:
-        """Return the calls in `text`. Raises ValueError if it contains anything else."""
+        """Return the calls in `text`. Raises ValueError if `text` contains anything else."""
         ...
 
     def build_rule(self, function: FunctionSignature, literal: LiteralWriter) -> str:
@@ -83,11 +84,11 @@ class CallForm(Protocol):
         ...
 
     def start_stream(self) -> CallStream | None:
-        """Return an incremental parser of a call; None if its arguments are not written as JSON."""
+        """Return an incremental parser of a call; None if arguments are not written as JSON."""
         ...
 
     def can_close(self, text: str) -> bool:
-        """Return whether a closing mark after `text` ends the calls. Within a string it does
+        """Return whether a closing mark after `text` ends the calls; a mark within a string does
         not."""
         ...
 
@@ -122,7 +123,7 @@ class CallStream:
         return text[:end]
 
     def _find_end(self, text: str) -> int:
-        """Return the index in `text` at which the arguments end; its length if they continue."""
+        """Return the index in `text` at which the arguments end, or len(text) if they continue."""
         for i, letter in enumerate(text):
             if self._quoted:
                 self._quoted = letter != '"' or self._escaped
@@ -141,7 +142,7 @@ class CallStream:
 
 @dataclass(frozen=True, slots=True)
 class JsonForm:
-    """`{"name": "f", "arguments": {...}}`: one object, a list of them, or several with a
+    """`{"name": "f", "arguments": {...}}`: one object, a list of objects, or several objects with a
     separator."""
 
     key: str = "arguments"  # in grammars; the parser accepts "arguments" and "parameters"
@@ -310,7 +311,7 @@ class BareKeysForm:
         if not isinstance(value, str):
             return json.dumps(value)
         if self.quote in value:
-            raise ValueError(f"a string cannot hold {self.quote}")
+            raise ValueError(f"a string cannot contain {self.quote}")
         return f"{self.quote}{value}{self.quote}"
 
     def start_stream(self) -> CallStream | None:
@@ -365,7 +366,7 @@ class TaggedForm:
             return f"{build_json_rule(_require_no_references(schema))} {literal(self.end)}"
         choices = _get_choices(schema)
         if any(end in str(choice) for choice in choices):
-            raise ValueError(f"a string cannot hold {end}")
+            raise ValueError(f"a string cannot contain {end}")
         if choices:
             return f"({' | '.join(map(literal, choices))}) {literal(self.end)}"
         _require_plain(schema)
@@ -381,10 +382,10 @@ class TaggedForm:
 
 
 def join_rules(rules: list[str], required: list[bool], separator: str) -> str:
-    """Return a rule for all `rules` in their order, with separators between them. Rules that are
-    not required may be left out."""
+    """Return a rule that joins `rules` in their order by separators. The output may leave out rules
+    that are not required."""
     mark, first = json.dumps(separator), next((i for i, must in enumerate(required) if must), None)
-    if first is None:  # any of them comes first, or none
+    if first is None:  # any rule may come first, or none is used
         starts = range(len(rules))
         tails = (" ".join([rules[i], *(f"({mark} {r})?" for r in rules[i + 1 :])]) for i in starts)
         return f"({' | '.join(tails)})?"
@@ -457,7 +458,7 @@ def _require_properties(function: FunctionSignature, form: str) -> dict[str, Any
     )
     if unsupported:
         raise ValueError(
-            f"{form} supports properties only, and {function.name} has {min(unsupported)}"
+            f"{form} supports properties only, but {function.name} has {min(unsupported)}"
         )
     required = function.schema.get("required", [])
     if not isinstance(required, list) or not {*map(str, required)} <= function.properties.keys():
@@ -471,8 +472,8 @@ def _is_string(schema: Any) -> bool:
 
 
 def _parse_value(text: str, schema: Any) -> Any:
-    """Return an argument's value: a string if the schema requires one, else JSON, else the
-    string."""
+    """Return an argument's value: `text` if the schema requires a string or `text` is not valid
+    JSON, else the parsed JSON."""
     if _is_string(schema):
         return text
     try:
@@ -510,12 +511,12 @@ def _get_choices(schema: dict[str, Any]) -> list[Any]:
     if not isinstance(choices, list):
         raise ValueError(f"enum is {choices}, which is not a list")
     if choices and (foreign := schema.keys() - ANNOTATION_KEYWORDS - {"enum", "const"}):
-        raise ValueError(f"enum and const cannot be combined with {min(foreign)}")
+        raise ValueError(f"a schema with enum or const cannot have {min(foreign)} too")
     return choices
 
 
 def _require_no_references(schema: Any) -> Any:
     """Return a schema unchanged. Raises ValueError if it contains a reference."""
     if '"$ref"' in json.dumps(schema):
-        raise ValueError("an argument cannot refer to another part of the schema")
+        raise ValueError("the schema of an argument cannot have a $ref")
     return schema

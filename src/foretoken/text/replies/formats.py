@@ -66,7 +66,7 @@ HERMES_FORMAT = ReplyFormat(
     r"\s*</tool_call>",
     template_marks=("<tool_call>",),
 )
-# If a template matches several, the first is used
+# If a template matches several formats, the first one is used
 REPLY_FORMATS = (
     ReplyFormat(
         "harmony",
@@ -197,7 +197,7 @@ def get_format(name: str) -> ReplyFormat:
 
 
 def find_format(template: str) -> ReplyFormat | None:
-    """Return the format that a chat template uses; None if it uses none of these."""
+    """Return the format that a chat template uses; None if it uses none of REPLY_FORMATS."""
     return next(
         (each for each in REPLY_FORMATS if all(mark in template for mark in each.template_marks)),
         None,

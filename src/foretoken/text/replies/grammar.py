@@ -19,7 +19,7 @@ ThinkingMode = Literal["no", "may", "begun"]  # reasoning: none, allowed, or beg
 
 @dataclass(frozen=True, slots=True)
 class ReplyRequirements:
-    """The functions a request offers, and how a reply may call them."""
+    """The functions that a request offers, and how a reply may call them."""
 
     functions: tuple[FunctionSignature, ...] = ()
     required: bool = False  # whether functions must be called
@@ -58,9 +58,10 @@ class GrammarWriter:
         return " ".join(f"<[{known[p]}]>" if p in known else json.dumps(p) for p in parts if p)
 
     def _write_thoughts(self, thinking: ThinkingMode) -> str:
-        """Return the symbols for reasoning before the body; "" if the body allows it anyway."""
+        """Return the symbols for reasoning before the body; "" if the reply has none or the body
+        allows any text."""
         free = self.text is None and not self.requirements.required and not self.format.text_mark
-        if thinking == "no" or (free and thinking == "may"):  # any text is allowed, with reasoning
+        if thinking == "no" or (free and thinking == "may"):  # any text, reasoning included
             return ""
         opening, closing = map(self.write_literal, self.format.think)
         lead = self.write_literal(self.format.resume_mark) or r"/\n{0,2}/"
@@ -86,12 +87,11 @@ class GrammarWriter:
         return f"({calls} | PLAIN)"
 
     def _write_text(self, text: str) -> str:
-        """Return the symbols of text for the user, with its mark."""
         return f"{self.write_literal(self.format.text_mark)} {text}"
 
     def _write_marked_calls(self) -> str:
-        """Return the symbols of text with calls that must be complete once their mark is
-        written."""
+        """Return the symbols of text with calls, which must be complete after their opening
+        mark."""
         first = self.format.before or self.format.open
         mark = next((name for name in self._ids if first.startswith(name)), first.rstrip())
         if mark in self._ids:
@@ -108,7 +108,6 @@ class GrammarWriter:
         return "marked* tail" if self.requirements.parallel else "(marked | tail)"
 
     def _write_calls(self) -> str:
-        """Return the symbols of all calls of a reply."""
         return f"{self.write_literal(self.format.before)} {self._write_regions()}"
 
     def _write_regions(self) -> str:

@@ -29,7 +29,7 @@ MAX_END_ATTEMPTS = 64  # attempts to find the end of the last complete call
 @dataclass(frozen=True, slots=True)
 class ReplyEvent:
     """A new part of a reply: text, reasoning, or part of a call. Only the first event of a call has
-    its name."""
+    the call's name."""
 
     text: str = ""
     thought: str = ""
@@ -39,7 +39,7 @@ class ReplyEvent:
 
 
 class ReplyReader:
-    """Parses one reply. A malformed call becomes text, with its marks; a truncated call is
+    """Parses a reply. Malformed calls become text, with their marks; truncated calls are
     dropped."""
 
     def __init__(
@@ -61,13 +61,13 @@ class ReplyReader:
 
     @property
     def thinks(self) -> bool:
-        """Return whether the reply is within reasoning, judged by the output so far."""
+        """Return whether the output so far ends within reasoning."""
         region = self._splitter.region
         return region is not None and region.kind == "thought"
 
     def feed(self, text: str, *, last: bool = False, cut: str | None = None) -> list[ReplyEvent]:
-        """Append characters and return the new events. `last`: the reply is over; `cut`: the stop
-        string that ended it, "" if a limit did, None if it is complete."""
+        """Append characters and return the new events. `last`: whether the reply is over. `cut`:
+        the stop string that ended the reply, "" if a limit ended it, None if it is complete."""
         events: list[ReplyEvent] = []
         for piece in self._splitter.feed(text, last=last, cut=cut):
             events += self._parse_piece(piece)
@@ -106,7 +106,7 @@ class ReplyReader:
         self._streamed, self._trim = False, True
 
     def _get_trailing_text(self) -> str:
-        """Return the characters after a call's arguments that is not part of the call."""
+        """Return the characters after a call's arguments that are not part of the call."""
         assert self._stream is not None
         rest = self._stream.rest.strip()
         return "" if rest in ("", self._after) else rest.removeprefix(self._after)
@@ -171,8 +171,7 @@ class FormatCallParser:
 
 
 def _import_chat_parsing():  # not annotated, so that the modules' types are inferred
-    """Import transformers' reply parsers on first use: the HTTP process runs without
-    transformers."""
+    """Import transformers' reply parsers late: the HTTP process runs without transformers."""
     from transformers.utils.chat_parsing import content_parsers, response_templates
 
     return content_parsers, response_templates
@@ -217,8 +216,8 @@ def _parse_field_call(value: Any) -> FunctionCall:
 
 
 def build_format_regions(format: ReplyFormat, *, calls: bool, thoughts: bool) -> list[Region]:
-    """Return the regions that a reply in this format may have. calls, thoughts: whether it may have
-    calls and reasoning."""
+    """Return the regions that a reply in this format may have. calls: whether it may have calls.
+    thoughts: whether it may have reasoning."""
     regions: list[Region] = []
     if thoughts:
         opening, closing = format.think
@@ -239,7 +238,7 @@ def build_format_regions(format: ReplyFormat, *, calls: bool, thoughts: bool) ->
 
 
 def build_template_regions(template: dict[str, Any], *, calls: bool) -> list[Region]:
-    """Return the regions of a tokenizer's own response template. Raises InputError if it is
+    """Return the regions of a tokenizer's own response template. Raises InputError if `template` is
     invalid."""
     try:
         loaded = _import_chat_parsing()[1].load_response_template(template)
@@ -261,8 +260,8 @@ def build_template_regions(template: dict[str, Any], *, calls: bool) -> list[Reg
 
 
 def find_open_region(regions: list[Region], prompt: str) -> Region | None:
-    """Return the region that is open at the end of a prompt, which is reasoning that the template
-    has begun; None if there is none. Marks within messages open no region."""
+    """Return the region of reasoning that the chat template opens at the end of a prompt; None if
+    it opens none. Marks within messages open no region."""
     for region in regions:
         if region.kind == "thought" and region.close is not None:
             openings = list(region.open.finditer(prompt))

@@ -1,5 +1,5 @@
-"""Split a reply into regions as it arrives, in pieces of any size: reasoning, calls and text
-for the user. No character is lost."""
+"""Split a reply into regions: reasoning, calls and text for the user. The reply may arrive in
+pieces of any size. No character is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ RegionKind = Literal["thought", "calls", "dropped"]
 @dataclass(frozen=True, slots=True)
 class Region:
     """A kind of region that a reply may have, with patterns of the marks that open and close it. If
-    `close` is None, the region lasts until the reply's end; a dropped region is its mark alone."""
+    `close` is None, the region lasts until the reply's end; a region of the kind "dropped" consists
+    of its mark only."""
 
     kind: RegionKind
     open: regex.Pattern[str]
@@ -25,7 +26,7 @@ class Region:
 
 
 def compile_literals(*texts: str) -> regex.Pattern[str]:
-    """Return a pattern of any of these strings, none of which may be a prefix of another."""
+    """Return a pattern for any of these strings, none of which may be a prefix of another."""
     return regex.compile("|".join(map(regex.escape, texts)))
 
 
@@ -37,7 +38,7 @@ class RegionPiece(NamedTuple):
     text: str  # without marks
     captures: dict[str, str]  # named groups of the region's opening mark
     closed: bool = False  # whether the region ends with this piece
-    cut: bool = False  # whether the reply was cut before the mark that closes it
+    cut: bool = False  # whether the reply was cut before the region's closing mark
 
 
 class RegionSplitter:
@@ -52,9 +53,9 @@ class RegionSplitter:
     def feed(
         self, text: str, *, last: bool = False, cut: str | None = None
     ) -> Iterator[RegionPiece]:
-        """Append characters and yield the pieces that are final. `last`: the reply is over, so all
-        the rest is final. `cut`: the stop string that ended it, or "" if a limit did; then the
-        beginning of a mark at its end is dropped."""
+        """Append characters and yield the pieces that are final. `last`: whether the reply is over,
+        so that all the rest is final. `cut`: the stop string that ended the reply, or "" if a limit
+        ended it; the beginning of a mark at the reply's end is then dropped."""
         self._buffer += text
         while True:
             mark, settled = self._find_mark(self._list_marks("thought", "calls", "dropped"), last)
@@ -89,9 +90,9 @@ class RegionSplitter:
             yield RegionPiece(self.region, text, text, self._captures)
 
     def _find_begun_mark(self, stop: str) -> int:
-        """Return the length of the buffer without the beginning of a mark of calls at its end,
-        which the stop string may complete. Letters and blanks alone are not the beginning of a
-        mark, nor is anything within a string."""
+        """Return the length of the buffer without an incomplete mark of calls at its end; the stop
+        string may complete the mark. Letters and blanks alone do not count as a mark, nor do
+        characters within a string."""
         size = len(self._buffer)
         watched = self._list_marks("calls", "dropped")
         if not watched or all(each.kind != "calls" for each in self._regions):
@@ -106,17 +107,17 @@ class RegionSplitter:
         return begins if regex.search(r"[^\w\s]", self._buffer[begins:]) else size
 
     def _list_marks(self, *kinds: RegionKind) -> list[tuple[Region | None, Any]]:
-        """Return the marks of these kinds of regions that may come next, as (the region, or None
-        for the closing mark of the current one; pattern)."""
+        """Return the marks of these kinds of regions that may come next, as (region, pattern); the
+        region is None for the closing mark of the current region."""
         inside = self.region
         if inside is None:
             return [(each, each.open) for each in self._regions if each.kind in kinds]
         return [(None, inside.close)] if inside.close is not None and inside.kind in kinds else []
 
     def _find_mark(self, watched: list[tuple[Region | None, Any]], last: bool) -> tuple[Any, int]:
-        """Return two values: the first of these marks, as (its region or None for a closing mark,
-        start, end, captures), or None; and the number of characters that are final, because no
-        incomplete mark begins in it."""
+        """Return the first of these marks, or None, and the number of characters that are final,
+        because no incomplete mark begins in them. A mark is (region, start, end, captures); the
+        region is None for a closing mark."""
         best, settled = None, len(self._buffer)
         for region, pattern in watched:
             if self._begun and pattern.pattern.startswith(r"\A"):
@@ -137,7 +138,7 @@ class RegionSplitter:
         return (region, start, end, named), settled
 
     def _search(self, region: Region | None, pattern: Any, last: bool) -> Any:
-        """Return the first match, or for a closing mark the first that `can_close` allows."""
+        """Return the first match; for a closing mark, the first one that `can_close` allows."""
         match = pattern.search(self._buffer, partial=not last)
         can_close = self.region.can_close if region is None and self.region is not None else None
         while match is not None and not match.partial and can_close is not None:
@@ -150,6 +151,6 @@ class RegionSplitter:
 
 
 def _can_grow(pattern: regex.Pattern[str], match: Any) -> bool:
-    """Return whether more characters may change a match at the end of the buffer. It cannot change
-    the match of a literal."""
+    """Return whether more characters may change a match at the end of the buffer. They cannot
+    change the match of a literal."""
     return regex.escape(match[0]) != pattern.pattern
