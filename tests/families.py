@@ -42,7 +42,7 @@ TITLES = {
     "no inputs": "Classes without known inputs",
 }
 NAME = re.compile(r"^[\w.-]+ \(\w+\) |; use transformers' own .*$")  # and the remedy
-NATIVE = """The native decoder supports all parts of these classes. Each class passed the self-check,
+NATIVE = """The native decoder supports all parts of these classes. Each passed the self-check,
 which compares logits. For classes that take images or audio, the logits after such inputs also
 agreed with those in the class's own `generate`. Encoders of images and audio run on torch. The
 table lists the reasons why other classes do not run on the native decoder."""
@@ -90,7 +90,7 @@ cannot roll back other states, so these families run one row in a pass:
   index of its tokens. DeepSeek-V4, Unlimited-OCR: their attention uses values that are computed
   from several tokens together.
 
-The last column of this table is the share of classes that run among all classes except for "no
+The last column of the table is the share of classes that run among all classes except for "no
 text" and "not built".
 """
 
