@@ -37,45 +37,61 @@ FORMS = {
     "transformers, row by row": "one row in a pass",
 }
 TITLES = {
-    "refused": "Those that are refused",
-    "no text": "Those that write no text",
-    "no inputs": "Without known inputs",
+    "refused": "Classes that are refused",
+    "no text": "Classes that generate no text",
+    "no inputs": "Classes without known inputs",
 }
 NAME = re.compile(r"^[\w.-]+ \(\w+\) |; use transformers' own .*$")  # and the remedy
-NATIVE = """Of those that run, those whose parts it knows: each passed the self-check, which
-compares logits, and one that reads pictures or sounds gave the logits of its own `generate` behind
-them. Their encoders run on torch. The table says what others have."""
+NATIVE = """The native decoder supports all parts of these classes. Each passed the self-check,
+which compares logits. For classes that take images or audio, the logits after such inputs also
+agreed with those in the class's own `generate`. Encoders of images and audio run on torch. The
+table lists the reasons why other classes do not run on the native decoder."""
+NOT_BUILT = "The default configuration of these classes builds no model in the test."
 HEAD = """# Which families run
-Every class of transformers {transformers} that generates text, as a tiny random model of its
-default configuration, on torch {torch}: greedy texts of a ragged batch of three at gamma 0, 1 and
-4, with draft tokens of a look-up and of a model, against its own `generate`. Windows, chunks and
-other lengths at which a family changes are 8 tokens in these models, and the texts are longer. A
-class that reads pictures or sounds is given two prompts with one each, beside one of text where
-`generate` takes that: small encoders, and inputs in the shapes that its processor makes
-([images and speech](images-and-speech.md)); its text has to depend on them.
-On a CPU the native decoder comes first where it serves a class, then torch:
-`foretoken doctor MODEL` says how a model of yours runs. This page is made by `make families`, which
-compares all classes on the versions that are installed.
+This page lists every class of transformers {transformers} that generates text, and whether it runs
+on foretoken, as tested with torch {torch}. For each class, the test builds a tiny random model of
+the class's default configuration. The model generates greedily for a batch of three prompts of
+different lengths, at gamma (draft tokens per step) 0, 1 and 4, with draft tokens from look-up and
+from a draft model. The output must equal the output of the class's own `generate`. Windows, chunks
+and other lengths at which a family changes its computation are 8 tokens in these models, and the
+sequences are longer.
 
-- "Batches share passes": rows of different lengths in one forward pass, over a cache of ours.
-- "One row in a pass": over transformers' own cache of each row; exact, but a batch gains nothing.
-- Refused as scoring single tokens at most: code that takes blocks only at the start of a text, or
-  whose texts depend on where the prompt ends; draft tokens would save no passes.
-- "No text": codes of sounds, notes and the like, or all of a text at once.
-- "No inputs": none that its `generate` takes are known here.
+A class that takes images or audio gets two prompts with one image or audio each and, if its
+`generate` takes such prompts, one prompt of text only. Its encoder is small, and the inputs have
+the shapes that the class's processor makes ([images and speech](images-and-speech.md)). The test
+also checks that the output depends on these inputs.
 
-Batches share passes over states too, where these are windows of convolutions, or recurrences that a
-family computes by a function of its own name. Other states are not ours to take back, and run one
-row in a pass:
+On a CPU, foretoken uses the native decoder for a class if possible, else torch.
+`foretoken doctor MODEL` prints the backend of your model. `make families` generates this page: it
+tests all classes with the versions that are installed.
 
-- MiniMax: lightning attention is a loop within its layers, over a class of cache that its forward
-  insists on.
-- RecurrentGemma: its layers themselves hold their states, and begin each block's convolution anew.
-- RWKV, xLSTM: loops and kernels of their own, whose states are one for all layers.
-- Zaya: it keeps the last token's values, of a block with its padding.
-- Inkling: windows alone, but its attention counts from one length for all rows.
-- Qwen4-exp, GLM5-next: recurrences as above, beside attention that also keeps an index of its
-  tokens. DeepSeek-V4, Unlimited-OCR: attention over what they make of several tokens.
+- "Batches share passes": sequences of different lengths run in one forward pass, with foretoken's
+  own cache.
+- "One row in a pass": each sequence runs in separate forward passes, with transformers' own cache.
+  The output is exact, but a batch is not faster than single sequences.
+- "Refused" because at most one token is scored per forward pass: the class's code takes several
+  tokens only at the start of a sequence, or its output depends on where the prompt ends. Draft
+  tokens would save no forward passes.
+- "No text": the class generates codes of audio, notes and the like, or the whole text at once.
+- "No inputs": the test knows no inputs that the class's `generate` takes.
+
+Batches also share forward passes in models with recurrent states, if these states are windows of
+convolutions, or recurrences that the family computes in a function of its own name. foretoken
+cannot roll back other states, so these families run one row in a pass:
+
+- MiniMax: lightning attention is a loop within the layers, and the model's forward requires a
+  cache of its own class.
+- RecurrentGemma: the layers themselves store their states, and restart the convolution at each
+  block.
+- RWKV, xLSTM: they use their own loops and kernels, and store the states of all layers together.
+- Zaya: it stores the values of the last token of a block, padding included.
+- Inkling: its only states are windows, but its attention uses one length for all rows.
+- Qwen4-exp, GLM5-next: they have recurrences like those above, and also attention that stores an
+  index of its tokens. DeepSeek-V4, Unlimited-OCR: their attention uses values that are computed
+  from several tokens together.
+
+The last column of the table is the share of classes that run among all classes except for "no
+text" and "not built".
 """
 
 
@@ -115,7 +131,7 @@ def page(document: dict[str, Any]) -> str:
     """Return the page about these results."""
     families: list[dict[str, Any]] = sorted(document["families"], key=_rank)
     runs = [each for each in families if each["outcome"] == "equal"]
-    lines = [HEAD.format(**document["versions"]), *_counts(families), "", "## Those that run"]
+    lines = [HEAD.format(**document["versions"]), *_counts(families), "", "## Classes that run"]
     for form, words in FORMS.items():
         names = [each["name"] for each in runs if each["form"] == form]
         if names:
@@ -124,7 +140,7 @@ def page(document: dict[str, Any]) -> str:
     for outcome, title in TITLES.items():
         lines += ["", f"## {title}", "| class | reason |", "|---|---|"]
         lines += [_reason(each) for each in families if each["outcome"] == outcome]
-    lines += ["", "## Not built", "Their default configuration makes no model here.", ""]
+    lines += ["", "## Not built", NOT_BUILT, ""]
     lines += [_listed([each["name"] for each in families if each["outcome"] == "not built"])]
     return "\n".join(lines) + "\n"
 
@@ -150,7 +166,7 @@ def _listed(names: list[str]) -> str:
 
 def _counts(families: list[dict[str, Any]]) -> list[str]:
     """A table of the outcomes by what the classes read, and the share of those that run."""
-    head = ["read", *FORMS.values(), *TITLES, "not built", "native", "run of those possible"]
+    head = ["input", *FORMS.values(), *TITLES, "not built", "native", "share that runs"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for kind in MAPS:
         own = [each for each in families if each["kind"] == kind]
