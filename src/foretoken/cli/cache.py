@@ -36,8 +36,8 @@ def list_(
 ) -> None:
     """List the models on this machine with matching drafts, converted weights and measured costs.
 
-    Models are foretoken's named ones and those in pip packages, in the hub's cache and in the given
-    folders. Missing conversions and costs are made again when needed.
+    The list has foretoken's named models and the models in pip packages, in the hub's cache and in
+    the given folders. Missing conversions and costs are made again when needed.
     """
     models = inventory.list_models(folders or ())
     document = {
@@ -122,8 +122,8 @@ def _list_models(models: list[inventory.FoundModel]) -> list[dict[str, Any]]:
 
 
 def _list_stored() -> dict[str, Any]:
-    """Return the conversions and measured costs in the cache folder as JSON, or the problem if
-    there is no usable folder."""
+    """Return the conversions and measured costs in the cache folder as JSON, or the reason why no
+    cache folder can be used."""
     from foretoken.costing import stored_costs  # late: imports torch
 
     if problem := find_cache_problem():
