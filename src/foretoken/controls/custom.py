@@ -135,7 +135,7 @@ def require_supported_params(params: SamplingParams, target: Model, has_tokenize
     for name, ids in params.list_ids().items():
         for token in ids:
             if token >= V:
-                problem = f"{name} has the id {format_value(token)}; ids must be in 0..{V - 1}"
+                problem = f"{name} names the id {format_value(token)}; ids must be in 0..{V - 1}"
                 raise InputError(problem).with_option(name)
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(params, name)
@@ -150,5 +150,6 @@ def require_supported_params(params: SamplingParams, target: Model, has_tokenize
         ).with_option("prompt_logprobs")
     for name in ("stop_strings", "structured"):
         if getattr(params, name) and not has_tokenizer:
-            raise InputError(f"{name} needs a tokenizer; load the model with it").with_option(name)
+            problem = f"{name} needs a tokenizer; load the model with a tokenizer"
+            raise InputError(problem).with_option(name)
     require_supported((*params.processors, *params.stopping))

@@ -304,7 +304,7 @@ def _require_spelling(lexicon: LLTokenizer, tokenizer: PreTrainedTokenizerBase) 
         if REPLACEMENT_CHARACTER not in spelled and spelled != decoded:
             raise InputError(
                 f"structured output does not support this tokenizer: it decodes token {token} to "
-                f"{decoded[1:]!r}, but llguidance to {spelled[1:]!r}; leave out structured"
+                f"{decoded[1:]!r}, llguidance decodes it to {spelled[1:]!r}; leave out structured"
             )
 
 
