@@ -159,10 +159,10 @@ def certify(
     outputs, sampled outputs, draft tokens and logits of blocks; planted bugs show that the tests
     find bugs.
 
-    The models must be idle. track: function of the numbers of a test's runs and the test's name. It
-    returns an iterable over the same numbers, which may display progress. Raises InputError if the
-    pair cannot be certified or the models cannot continue the prompts; KeyboardInterrupt if the
-    certificate is interrupted.
+    The models must be idle. track: called with the numbers of a test's runs and the name of the
+    test; returns an iterable over the same numbers, which may display progress. Raises InputError
+    if the pair cannot be certified or the models cannot continue the prompts; KeyboardInterrupt if
+    the certificate is interrupted.
     """
     plan = plan or CertificatePlan()
     prompts = to_prompt_list(prompts)

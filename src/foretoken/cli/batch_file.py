@@ -75,8 +75,8 @@ class ResultsFile:
                     path.unlink(missing_ok=True)
 
     def require(self, origins: dict[CompletionId, str]) -> None:
-        """Raise InputError if a result in the file does not have its origin in `origins`, because
-        it was generated from other inputs."""
+        """Raise InputError if the origin of a result in the file is not the origin in `origins`:
+        the result was generated from other inputs."""
         for name, origin in self.done.items():
             if origins.get(name) != origin:
                 raise InputError(

@@ -90,7 +90,7 @@ def clear(
     ] = None,
     as_json: option.Json = False,
 ) -> None:
-    """Remove converted weights and measured costs. They are made again when needed."""
+    """Remove converted weights and measured costs, which are made again when needed."""
     if problem := find_cache_problem():
         raise InputError(f"nothing is stored, so nothing can be removed: {problem}")
     if model is None:

@@ -185,7 +185,7 @@ def learn_costs(spec: Speculator, params: list[SamplingParams]) -> None:
 MIN_SILENT_SHARE = 0.9
 SELDOM_TEXT = (
     "only {:.0%} of the steps had draft tokens; in the other steps the drafter proposed none, or "
-    "they would not have made decoding faster"
+    "draft tokens would not have made decoding faster"
 )
 OTHER_DRAFTS_TEXT = "--gamma 2 always drafts, --draft chooses another draft"
 
@@ -259,7 +259,7 @@ def describe_departure(answers: list[TaskAnswer], lenience: float) -> str:
     return (
         f"lenience {lenience:g}: not the target's distribution but {bias / max(1, tokens):.4f} "
         f"away from it (total variation, mean of {tokens} tokens); no token has more than "
-        f"{1 / lenience:.3g} times its probability"
+        f"{1 / lenience:.3g} times its probability there"
     )
 
 

@@ -158,7 +158,7 @@ def _print_completions(
             seconds = 2 * races.COMPARISON_REPEATS * once
             if seconds > 1:
                 n = races.COMPARISON_REPEATS
-                timing_text = f"timing {n} plain runs and {n} with drafts, alternating"
+                timing_text = f"timing {n} plain runs and {n} runs with drafts, in turn"
                 print(f"{timing_text}, about {seconds:.0f} s", file=sys.stderr)
             comparison = races.compare_with_plain(
                 spec, model_prompts[0], seed=seed, **tasks[0].given, **speculation

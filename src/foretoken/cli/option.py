@@ -117,14 +117,14 @@ def _make_annotation(name: str, declared: DeclaredOption) -> Any:
 
 
 def get_changed_options(options: TargetFileOptions) -> dict[str, Any]:
-    """Return the keyword arguments of `foretoken.load` whose values differ from its defaults."""
+    """Return the keyword arguments of `foretoken.load` whose values differ from the defaults."""
     defaults = LoadOptions()
     return {n: each for n, each in options.arguments.items() if each != getattr(defaults, n)}
 
 
 def format_flags(keywords: Mapping[str, Any]) -> list[str]:
-    """Return keyword arguments of `foretoken.load` as the words of a command line: flags, each
-    followed by its value if it takes one."""
+    """Return keyword arguments of `foretoken.load` as the words of a command line: flags, and a
+    value after each flag that takes a value."""
     words: list[str] = []
     for name, value in keywords.items():
         words.append(LOADING[name].flag or format_flag(name))
@@ -407,7 +407,7 @@ def require_folder(out: Path, flag: str = "--out") -> None:
 
 def require_file(out: Path, flag: str = "--out") -> None:
     """Raise an error if the file `out` cannot be written: InputError if `out` is a folder or lies
-    in a missing folder, OSError if its folder is not writable."""
+    in a missing folder, OSError if the folder is not writable."""
     require_folder(out, flag)
     if out.is_dir():
         raise InputError(f"{out} is a folder; give a file as {flag}")
@@ -423,7 +423,7 @@ def require_file(out: Path, flag: str = "--out") -> None:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Options for the number of engines and the Ray cluster that they run on."""
+    """Options for the number of engines and the Ray cluster that the engines run on."""
 
     panel: ClassVar[str] = "Replicas"
     replicas: Annotated[int | None, "Run this many engines, each in its own process on Ray."] = None
@@ -431,7 +431,7 @@ class ClusterOptions:
         int | None, "Threads per replica. Default: an equal share of the processors."
     ] = None
     ray: Annotated[
-        str | None, "Ray cluster: host:port, auto (the one of this machine), or local (start one)."
+        str | None, "Ray cluster: host:port, auto (on this machine), or local (start a cluster)."
     ] = None
 
     @property

@@ -34,7 +34,7 @@ SAMPLING_KEYS = (*MESSAGE_KEYS, "seed", *TEXT_OPTIONS)
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """A prompt, or messages, with the options in its line of a prompt file."""
+    """A prompt, or messages, with the options in the same line of a prompt file."""
 
     prompt: str | list[int]
     id: Any = None  # copied to the completion
@@ -58,7 +58,7 @@ class PromptLine:
 def read_prompts(
     argument: str | None, file: Path | None, keys: tuple[str, ...] = PROMPT_KEYS
 ) -> list[PromptLine]:
-    """Return the prompts of a command: its argument, the lines of a file, or all of standard input
+    """Return the prompts of a command: the argument, the lines of a file, or all of standard input
     as one prompt. `keys`: the keys allowed in lines of JSON. Raises InputError if there is no
     prompt or a prompt is invalid."""
     if argument is not None and file is not None:
@@ -86,7 +86,7 @@ def read_first_prompts(file: Path, limit: int | None) -> list[PromptLine]:
 
 def number_lines(file: Path, keys: tuple[str, ...]) -> list[tuple[int, Callable[[], PromptLine]]]:
     """Return (line number from 1, function) for each line of a file that is not empty. The function
-    parses the line, and raises InputError if it is invalid. `keys`: the keys allowed in lines of
+    parses the line, and raises InputError for an invalid line. `keys`: the keys allowed in lines of
     JSON."""
     lines = _read_lines(file)
     filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -105,7 +105,7 @@ def _read_lines(file: Path) -> list[str]:
 
 
 def import_parquet():  # not annotated: the type is the module's
-    """Import `cluster.parquet_files` and return it. Raises InputError if its extra is missing."""
+    """Import and return `cluster.parquet_files`. Raises InputError if the extra is missing."""
     with require_extra("ray"):
         from foretoken.cluster import parquet_files
     return parquet_files

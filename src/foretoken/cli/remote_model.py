@@ -227,7 +227,7 @@ def get_json(client: OpenAI, path: str) -> dict[str, Any]:
 
 
 def _retry_while_loading(ask: Callable[[], Any]) -> Any:
-    """Call `ask` and return its result. Call it again while the server answers that it is loading
+    """Call `ask` and return its result. Repeat the call while the server answers that it is loading
     its model."""
 
     def try_once() -> list[Any]:

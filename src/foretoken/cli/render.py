@@ -39,8 +39,8 @@ def track_progress(
 
 
 def make_table(*headings: str, left: int = 1, gap: int = 1) -> Table:
-    """Return a table without a frame. The first `left` columns are aligned to the left; the others
-    hold numbers, aligned to the right. `gap`: additional blanks between columns."""
+    """Return a table without a frame. The first `left` columns are aligned to the left; the other
+    columns hold numbers, aligned to the right. `gap`: additional blanks between columns."""
     padding = (0, gap, 0, 0)
     view = Table(box=box.SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
     for i, heading in enumerate(headings):

@@ -240,7 +240,7 @@ class Session:
         name, _, argument = line.partition(" ")
         commands, argument = self._list_commands(), argument.strip()
         if name not in commands:
-            raise InputError(f"/{name} is not a command; /help lists all")
+            raise InputError(f"/{name} is not a command; /help lists all commands")
         hint, _, run = commands[name]
         if (argument and not hint) or (not argument and hint == "FILE"):
             raise InputError(f"give the command as /{name} {hint}".rstrip())

@@ -55,7 +55,7 @@ class TrainingOptions:
 def make_from_options(
     kind: Callable[..., DataclassType], options: TrainingOptions
 ) -> DataclassType:
-    """Make an instance of the dataclass `kind`. Its fields get the values of the options with the
+    """Make an instance of the dataclass `kind`. The fields get the values of the options with the
     same names; fields without an option of the same name have their defaults."""
     names = [field.name for field in fields_of(cast(Any, kind))]
     return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)})
@@ -103,8 +103,8 @@ def distill(
     """Train a draft to match its target's distribution, so that more draft tokens are accepted.
 
     The loss compares the two distributions at every position of sequences from the data, the target
-    or the draft. OUT/model holds the weights with the best alpha on held-out prompts: use it as
-    --draft. The same command resumes a run.
+    or the draft. OUT/model holds the weights with the best alpha on held-out prompts: use this
+    folder as --draft. The same command resumes a run.
     """
     target, recipe = option.resolve_target(target), training.recipe
     set_up_logging()
@@ -156,7 +156,7 @@ def _report_lesson(
     bar: ReportProgress, step: int, loss: float, alpha: float | None, best: float
 ) -> None:
     """Show the loss and the best alpha in the progress bar. If alpha was measured at this step,
-    also print a line about it."""
+    also print a line with alpha."""
     line = None
     if alpha is not None:
         rank = ", the best so far" if alpha == best else f", the best is {best:.4f}"
@@ -199,7 +199,7 @@ class DSparkTraining(HiddenStateTraining):
 
     layers: Annotated[int, "Layers of the draft."] = 2
     block: Annotated[int, "Draft tokens per block, the largest gamma in use."] = 7
-    rank: Annotated[int, "Rank of the bias that a draft token puts on the next one."] = 64
+    rank: Annotated[int, "Rank of the bias of a draft token on the next."] = 64
     anchors: Annotated[int, "Blocks per sequence and step."] = 32
 
 
@@ -234,9 +234,9 @@ def dspark(
 ) -> None:
     """Train a DSpark draft on outputs of its target, which are generated first.
 
-    One forward pass of the draft proposes a whole block; each draft token then depends on the one
-    before it, and the block ends when the draft expects no more to be accepted. Otherwise this
-    command works like train eagle.
+    One forward pass of the draft proposes a whole block; each draft token then depends on the draft
+    token before, and the block ends when the draft expects that no further token is accepted.
+    Otherwise this command works like train eagle.
     """
     _train_on_hidden_states(loading, data, out, training, target, as_json=as_json)
 

@@ -1,5 +1,5 @@
 """Complete many prompts with Ray Data. Each worker has an engine, which runs several of Ray's
-batches at a time, so that a batch does not wait for the last completion of another.
+batches at a time, so that a batch does not wait for the last completion of another batch.
 
 A completion depends only on its prompt, options and random key. If a worker dies, Ray gives its
 batches to another worker, which generates the same completions.

@@ -1,8 +1,8 @@
 """The server's application under Ray Serve, and the replicas of its engine.
 
-A replica is an engine in its own actor, on a machine that Ray chooses. The server connects to it
-and uses the connection like a pipe. If a machine or its network fails, the connection may stay
-open; Ray then reports the replica's death.
+A replica is an engine in its own actor, on a machine that Ray chooses. The server connects to the
+replica and uses the connection like a pipe. If a machine or its network fails, the connection may
+stay open; Ray then reports the replica's death.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class ReplicaActor:
 
 
 def describe_version_differences(versions: dict[str, str], owner_versions: dict[str, str]) -> str:
-    """Return a message about packages whose versions on this machine (`versions`) differ from those
-    on the owner's (`owner_versions`)."""
+    """Return a message about packages whose versions on this machine (`versions`) differ from the
+    versions on the owner's machine (`owner_versions`)."""
     names = sorted(
         n for n in {*versions, *owner_versions} if versions.get(n) != owner_versions.get(n)
     )
@@ -239,8 +239,8 @@ def run(
 
 @contextmanager
 def serve_application(app: serve.Application, host: str, port: int) -> Iterator[Any]:
-    """Run the application with Ray Serve at `host:port` and yield a handle to it. At the end, shut
-    Ray Serve down."""
+    """Run the application with Ray Serve at `host:port` and yield a handle of the application. At
+    the end, shut Ray Serve down."""
     quiet = {"log_level": "WARNING", "enable_access_log": False}
     serve.start(
         proxy_location="HeadOnly",

@@ -126,7 +126,7 @@ def count_weight_bytes(*models: str | None) -> int:
 @contextmanager
 def _silence_stderr() -> Iterator[None]:
     """Discard output to the file descriptor of stderr: Ray's C++ code logs its connection attempts
-    there, at any log level. The exception that Ray raises contains the reason."""
+    there, at any log level. Ray's exception contains the reason of a failure."""
     sys.stderr.flush()
     saved_stderr = os.dup(2)
     try:

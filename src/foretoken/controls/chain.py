@@ -33,7 +33,7 @@ class Matcher(Rewindable, Protocol):
         ...
 
     def find_forced_tokens(self) -> list[int]:
-        """Return the next tokens if the grammar forces them, else []."""
+        """Return the next tokens that the grammar forces; [] if no tokens are forced."""
         ...
 
 
@@ -139,7 +139,7 @@ class _ControlContext:
 def build_chain(
     request: Request, V: int, number: int = 0, matcher: Matcher | None = None
 ) -> Chain | None:
-    """Return the controls of a request, or None if it has none.
+    """Return the controls of a request; None if the request has no controls.
 
     V: size of the target's output layer; number: index of the sequence in its call, which
     transformers' prefix constraints take as an argument; matcher: state of the grammar that the

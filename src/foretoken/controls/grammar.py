@@ -317,7 +317,7 @@ def _compile_matcher(structured: Structured, lexicon: LLTokenizer) -> LLMatcher:
 
 
 def find_schema_problem(schema: Any) -> str | None:
-    """Return the reason why llguidance does not support a JSON schema; None if it supports it."""
+    """Return why llguidance does not support a JSON schema; None if the schema is supported."""
     matcher = _import_llguidance().LLMatcher
     return (
         _clean_message(matcher.validate_grammar(to_llguidance(Structured("json_schema", schema))))
@@ -326,7 +326,7 @@ def find_schema_problem(schema: Any) -> str | None:
 
 
 def to_llguidance(structured: Structured) -> str:
-    """Return a grammar in llguidance's JSON format. Raises InputError if its source is not a valid
+    """Return a grammar in llguidance's JSON format. Raises InputError if the source is not a valid
     JSON schema, regex or list of choices."""
     kind, text = structured
     try:
@@ -336,8 +336,8 @@ def to_llguidance(structured: Structured) -> str:
 
 
 def _build_grammars(kind: str, text: str) -> list[dict[str, Any]]:
-    """Return the grammars for llguidance to compile. The output must match the first one, which may
-    refer to the others. Raises ValueError if `text` is not a valid grammar of this kind."""
+    """Return the grammars for llguidance to compile. The output must match the first grammar, which
+    may refer to the other grammars. Raises ValueError if `text` is not a valid grammar."""
     if kind == "json_schema":
         schema = rewrite_schema(json.loads(text), JSON_SEPARATORS)
         return [_build_lark("start: @schema"), {"name": "schema", "json_schema": schema}]

@@ -152,8 +152,8 @@ class ForceTokens:
 
 
 class LimitThinking:
-    """Forces the closing ids when the thinking budget is used up. If the grammar does not allow
-    them yet, for example within a character, they are forced as soon as the grammar allows them."""
+    """Forces the closing ids when the thinking budget is used up. If the grammar does not allow a
+    closing id yet, for example within a character, this id is forced as soon as it is allowed."""
 
     def __init__(self, budget: ThinkingBudget) -> None:
         self.budget = budget

@@ -6,7 +6,7 @@ is unknown on systems that do not report a process' CPU affinity (macOS).
 
 In a container, the counters are mostly the host's; only counters of processors that this process
 may run on are used. Processes of other containers count as other processes, although a CPU quota
-may prevent them from slowing this one.
+may prevent them from slowing this process.
 """
 
 from __future__ import annotations

@@ -289,9 +289,9 @@ class AcceptanceEstimate:
     less.
 
     The estimate is a mean of beta = sum min(p, q) over verified draft tokens, because beta varies
-    less than the share of accepted tokens; draft tokens after a rejection do not count. `prior` is
-    a number of draft tokens and their mean beta, with which the estimate begins. Only steps in
-    which the drafter had this `grade` count; if `grade` is None, only steps with predicted output.
+    less than the share of accepted tokens; draft tokens after a rejection do not count. The
+    estimate begins with `prior`: a number of draft tokens and their mean beta. Only steps in which
+    the drafter had this `grade` count; if `grade` is None, only steps with predicted output.
     """
 
     __slots__ = (
@@ -407,8 +407,8 @@ def make_cost_table(
 ) -> StepCostTable:
     """Return the cost table for draft tokens of `num_seqs` sequences in a pass with `other_work`.
 
-    The time of prefills in the same pass is subtracted: it does not depend on gamma, and compared
-    with it every draft token would seem cheap.
+    The time of prefills in the same pass is subtracted: this time does not depend on gamma, and
+    would make every draft token seem cheap.
     """
     B, positions = num_seqs + other_work.num_seqs, num_seqs + other_work.positions
     draft_tokens = np.arange(num_seqs * MAX_GAMMA + 1)
@@ -427,7 +427,7 @@ def make_cost_table(
 
 
 def get_costs_at_length(costs: Costs, seqs: list[SequenceState], num_others: int = 0) -> Costs:
-    """Return the costs at the mean length of `seqs`, for a batch of these and `num_others` other
+    """Return the costs at the mean length of `seqs`, for a batch of `seqs` and `num_others` other
     sequences."""
     return costs_at_context(
         costs, count_context_buckets(seqs) * CONTEXT_BUCKET_TOKENS, len(seqs) + num_others
@@ -460,7 +460,7 @@ def _last_positions(seq: SequenceState) -> int:
 def find_best_token_rate(
     estimate: AcceptanceEstimate, max_gamma: int, table: StepCostTable
 ) -> float:
-    """Return the tokens per second of a sequence alone in the batch, with its best gamma."""
+    """Return the tokens per second of a sequence with the best gamma, alone in the batch."""
     answers, tokens, fastest = estimate.answer_rate, 1.0, 1 / table.seconds_by_gamma[0]
     for chance, seconds in zip(
         estimate.survival[:max_gamma], table.seconds_by_gamma[1:], strict=False
@@ -476,15 +476,15 @@ def allot_gammas(
     """Return the gamma of every sequence, at most `max_gammas[b]`, that gives most tokens per
     second in the next step. `last`: positions of the last pass.
 
-    Among the first d draft tokens of each sequence, the n most probably accepted ones are chosen. d
-    and n maximize
+    Among the first d draft tokens of each sequence, the n tokens that are most probably accepted
+    are chosen. d and n maximize
 
         (B + s_1 + .. + s_n) / (T_0 + a (T_n - T_0 + D_{d,n}))
 
     Each of B sequences gains a token. s_i is the probability that draft token i is accepted, in
-    falling order. T_n is the time of a pass with n draft tokens, D_{d,n} the time of drafting them.
-    a is the share of steps in which the drafter proposes any token; the other steps gain and cost
-    the same as in plain decoding.
+    falling order. T_n is the time of a pass with n draft tokens, D_{d,n} is the time of drafting
+    these tokens. a is the share of steps in which the drafter proposes any token; the other steps
+    gain and cost as much as steps of plain decoding.
     """
     answers = np.array([estimate.answer_rate for estimate in estimates])
     # [sequences, MAX_GAMMA]

@@ -148,7 +148,7 @@ class PairCosts:
         if context is not None and gamma + 1 > context:
             raise InputError(
                 f"gamma is {format_value(gamma)}, but gamma + 1 must fit in the context of "
-                f"{context}; give at most {context - 1}"
+                f"{context} tokens; give at most {context - 1}"
             )
         require_rewind(gamma, self.target, self.drafter)
         return FixedGamma(gamma)
@@ -156,10 +156,10 @@ class PairCosts:
     def _make_adaptive(self, params: SamplingParams, batch_size: int) -> GammaPolicy:
         """Return a policy that chooses gamma for requests with these params by the nearest costs.
 
-        If there are no such costs, they are measured, unless sequences run or wait. In that case
-        the policy uses the costs for batch size 1; without these costs, the policy drafts only
-        tokens that a grammar forces. All calls with the same costs share one policy, which chooses
-        for all sequences of a batch together.
+        Missing costs are measured, unless sequences run or wait. In that case the policy uses the
+        costs for batch size 1; without these costs, the policy drafts only tokens that a grammar
+        forces. All calls with the same costs share one policy, which chooses for all sequences of a
+        batch together.
         """
         found = self.find_nearest(params, batch_size)
         if found is None:
