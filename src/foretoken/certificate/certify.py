@@ -169,7 +169,7 @@ def certify(
     if not spec.costing.drafts:
         raise InputError("draft is none, which is plain decoding; give a draft to certify")
     if not prompts:
-        raise InputError("prompts is empty; give one or more")
+        raise InputError("prompts is empty; give one or more prompts")
     spec.drafter.with_target(OffByOneModel(spec.target))  # raise now rather than after minutes
     all_pair, sampled_pair = (
         _Pair(spec, prompts, plan, track),

@@ -105,7 +105,7 @@ def chat(
         if local_flags := given + _list_given_flags(loading):
             raise InputError(f"{local_flags[0]} does not work with --url; leave out one of the two")
         if template.text is not None:
-            raise InputError("--chat-template does not work with --url; start the server with it")
+            raise InputError("--chat-template does not work with --url; give it to foretoken serve")
         default = asdict(SpeculationOptions())
         with option.require_extra("client"):
             from foretoken.cli import remote_model  # late: an extra

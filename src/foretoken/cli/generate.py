@@ -99,7 +99,7 @@ def generate(
 def _require_printable(tasks: list[PromptWithParams], *, compare: bool, as_json: bool) -> None:
     num_outputs = sum(task.num_outputs for task in tasks)
     if compare and num_outputs != 1:
-        raise InputError(f"--compare takes one prompt with one output, not {num_outputs}")
+        raise InputError(f"--compare takes one prompt with one output, not {num_outputs} outputs")
     asked = [(each.params.logprobs, each.params.prompt_logprobs) for each in tasks]
     if not as_json and any(each != (None, None) for each in asked):
         raise InputError("logprobs and prompt_logprobs are printed as JSON only; add --json")

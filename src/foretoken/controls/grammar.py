@@ -256,7 +256,7 @@ def _build_lexicon(tokenizer: Any, end: int) -> LLTokenizer:
     except ValueError as error:
         raise InputError(
             f"structured output does not support this tokenizer: {to_one_line(error)}; leave "
-            "structured out"
+            "out structured"
         ) from None
     _require_spelling(lexicon, tokenizer)
     return lexicon
