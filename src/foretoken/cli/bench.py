@@ -242,9 +242,12 @@ def _advise(best: dict[str, Any], console: Console) -> None:
     elif tried != "none":
         reason = f"{tried} gives {best['speedup']:.2f}x plain decoding at best"
         if not best["certain"]:
-            reason = (
-                f"no draft was clearly faster than plain decoding ({reason}); to be sure, measure "
-                "again with more prompts or --repeats, on an idle machine"
+            advice, reason = (
+                "undecided",
+                (
+                    f"{reason}, but the times vary too much to be sure; measure again with more prompts "
+                    "or --repeats, on an idle machine. Until then, decode without drafts"
+                ),
             )
     print_paragraph(console, f"{advice}: {reason}", bold=advice)
     words = ["foretoken", "generate", "--target", load.pop("target"), "--draft", load.pop("draft")]

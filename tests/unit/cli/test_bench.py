@@ -235,7 +235,11 @@ def test_the_plan_loads_and_serves(call: Run, pair: tuple[object, ...], tmp_path
     [
         ("a/d", True, "speculate with a/d, gamma 2: 1.30x plain decoding"),
         ("none", True, "do not speculate: a/d gives 1.30x plain decoding at best"),
-        ("none", False, "do not speculate: no draft was clearly faster than plain decoding (a/d"),
+        (
+            "none",
+            False,
+            "undecided: a/d gives 1.30x plain decoding at best, but the times vary too much",
+        ),
     ],
 )
 def test_the_verdict(draft: str, certain: bool, says: str, capsys: pytest.CaptureFixture[str]):
