@@ -245,8 +245,8 @@ def _advise(best: dict[str, Any], console: Console) -> None:
             advice, reason = (
                 "undecided",
                 (
-                    f"{reason}, but the times vary too much to be sure; measure again with more prompts "
-                    "or --repeats, on an idle machine. Until then, decode without drafts"
+                    f"{reason}, but the times vary too much to be sure; measure again with more "
+                    "prompts or --repeats, on an idle machine. Until then, decode without drafts"
                 ),
             )
     print_paragraph(console, f"{advice}: {reason}", bold=advice)
