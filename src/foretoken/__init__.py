@@ -102,7 +102,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version  # imported late: as slow as the rest of this file
+        from importlib.metadata import version  # late: takes as long as importing foretoken
 
         return version("foretoken")
     if name in _MODULES:

@@ -1,4 +1,4 @@
-"""Checks of distributions and numbers that callers give; an InputError names an invalid one."""
+"""Checks of distributions and numbers from callers. An InputError names the invalid argument."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from foretoken.errors import InputError, format_value, to_float
 
 Distribution = NDArray[np.float64]
 MAX_COUNT = 1_000_000  # tokens: a longer table would not fit in memory
-MAX_COST = 1e100  # times MAX_COUNT it is still finite
-MIN_LENIENCE = 1e-30  # a float32 probability divided by it is still finite
+MAX_COST = 1e100  # MAX_COST * MAX_COUNT is still finite
+MIN_LENIENCE = 1e-30  # 1 / MIN_LENIENCE is still finite in float32
 
 
 def check_distributions(p: ArrayLike, q: ArrayLike) -> tuple[Distribution, Distribution]:
-    """Return two distributions, `[V]` each, in float64. Raises InputError unless both are valid and
-    of the same size."""
+    """Return p and q as float64 arrays `[V]`. Raises InputError unless both are distributions of
+    the same size."""
     p, q = check_distribution("p", p), check_distribution("q", q)
     if p.size != q.size:
         raise InputError(
-            f"p has {p.size} tokens and q {q.size}; give distributions over the same tokens"
+            f"p has {p.size} tokens, but q has {q.size}; give distributions over the same tokens"
         )
     return p, q
 
 
 def check_distribution(name: str, values: ArrayLike) -> Distribution:
-    """Return a distribution `[V]` in float64. Raises InputError unless it is valid."""
+    """Return a float64 array `[V]`. Raises InputError unless `values` are a distribution."""
     masses = to_array(name, values)
     if masses.ndim != 1:
         raise InputError(f"{name} has shape {masses.shape}; give one distribution, of shape (V,)")
@@ -44,10 +44,10 @@ def check_distribution(name: str, values: ArrayLike) -> Distribution:
 
 
 def to_array(name: str, values: ArrayLike) -> Distribution:
-    """Return an array in float64. Raises InputError unless the values are numbers."""
+    """Return `values` as a float64 array. Raises InputError unless all are numbers."""
     try:
         return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):  # ragged, text, or beyond a float
+    except (TypeError, ValueError, OverflowError):  # ragged lists, strings, huge integers
         raise InputError(f"{name} is {format_value(values)}; give an array of numbers") from None
 
 
@@ -62,8 +62,8 @@ def check_lenience(value: float) -> float:
     number = to_float(value)
     if not MIN_LENIENCE <= number <= 1:
         raise InputError(
-            f"lenience is {format_value(value)}; give a number from {MIN_LENIENCE:g} to 1, 1 "
-            "being exact"
+            f"lenience is {format_value(value)}; give a number from {MIN_LENIENCE:g} to 1 "
+            "(1: exact)"
         )
     return number
 

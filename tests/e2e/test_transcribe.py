@@ -228,7 +228,7 @@ def test_mistakes_of_the_command(console: Run) -> None:
         ("", "no model is given; give --target"),
         ("--target x --format doc", "--format is 'doc'; give one of text, srt"),
         ("--target x b.wav --format srt", "give --output"),
-        ("--target x b/a.wav --output out", "two files would be written"),
+        ("--target x b/a.wav --output out", "two audio files have the output file"),
         ("--target x --output /proc/x", "--output is /proc/x, which cannot be created"),
     ):
         mistake(console("transcribe", "a.wav", *arguments.split()), message)

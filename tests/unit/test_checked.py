@@ -42,7 +42,7 @@ def test_what_is_not_a_distribution(values, says):
 
 
 def test_distributions_over_different_tokens():
-    with pytest.raises(InputError, match="p has 1 tokens and q 2"):
+    with pytest.raises(InputError, match="p has 1 tokens, but q has 2"):
         argument_checks.check_distributions([1.0], [0.5, 0.5])
 
 

@@ -233,7 +233,7 @@ def test_factor_for_few_tokens_by_hand():
         (lambda: walltime_factor(0.5, 2, 0, v=[0, 1]), "v ends at 1 tokens; give v[3] too"),
         (lambda: walltime_factor(0.5, 2, 0, v=lambda n: 0), "v of 3 tokens is 0"),
         (lambda: theory.beta([0.5, 0.5], [0.5, 0.2]), "q sums to 0.7"),
-        (lambda: theory.beta([1.0], [0.5, 0.5]), "p has 1 tokens and q 2"),
+        (lambda: theory.beta([1.0], [0.5, 0.5]), "p has 1 tokens, but q has 2"),
         (lambda: theory.beta([HUGE, 0], [0.5, 0.5]), "p is [1000"),
         (lambda: theory.walltime_factor(0.5, 2, 0, v=[0, 1, 1, HUGE]), "v of 3 tokens is 1000"),
         (lambda: theory.walltime_factor(0.5, 2, 0, v=[0, 1, 1, "a"]), "v of 3 tokens is 'a'"),

@@ -41,15 +41,15 @@ MAX_SAMPLED_PROMPTS = 8  # for sampled outputs; greedy outputs are compared for 
 
 
 def choose_distributions(own: SamplingParams) -> Sequence[SamplingParams]:
-    """Return the sampling params to certify if a user gives `own`: temperature 1, which shows bugs
-    best, and `own`. If `own` is the greedy default, return `DEFAULT_DISTRIBUTIONS`. Raises
-    InputError for other greedy params."""
+    """Return the sampling params to certify: temperature 1, which shows bugs best, and the user's
+    params `own`. If `own` is the greedy default, return `DEFAULT_DISTRIBUTIONS`. Raises InputError
+    for other greedy params."""
     if own == SamplingParams(0.0):
         return DEFAULT_DISTRIBUTIONS
     if own.greedy:
         raise InputError(
             f"temperature is {own.temperature:g}: top-k, top-p and min-p do not change greedy "
-            "output; give a temperature too"
+            "output; also give a temperature above 0"
         )
     return (DEFAULT_DISTRIBUTIONS[0], own) if own != DEFAULT_DISTRIBUTIONS[0] else (own,)
 
@@ -60,7 +60,7 @@ class CertificatePlan:
 
     gamma: int = 3
     rule: str | Rule = "block"
-    # outputs for each prompt and distribution, both with draft tokens and plain
+    # outputs with draft tokens for each prompt and distribution; as many plain outputs
     num_samples: int = 192
     num_greedy_tokens: int = 48  # new tokens of a greedy output
     seed: int = 0
@@ -73,7 +73,7 @@ class CertificatePlan:
             if distribution.greedy:
                 raise InputError(
                     f"temperature is {distribution.temperature} in one of distributions; give a "
-                    "higher one: greedy outputs are compared in any case"
+                    "temperature above 0, as greedy outputs are compared in any case"
                 )
         resolve_verifier(self.gamma, self.rule, lenience=1.0)
         make_keys(self.seed, [1])
@@ -83,11 +83,11 @@ class CertificatePlan:
         if not is_whole_number(self.num_samples):
             raise InputError(f"num_samples is {self.num_samples!r:.60}; give a whole number")
         if self.num_samples < 16:
-            raise InputError(f"num_samples is {self.num_samples}; give 16 or more, for the tests")
+            raise InputError(f"num_samples is {self.num_samples}; the tests need 16 or more")
 
     @property
     def num_new_tokens(self) -> int:
-        """New tokens of a sampled output: the first one, and at least two full steps."""
+        """New tokens of a sampled output: the first token, and the tokens of two full steps."""
         return 1 + 2 * (self.gamma + 1)  # some drafters draft nothing for the first token
 
 
@@ -97,7 +97,7 @@ class PlantedBug:
 
     name: str
     found: bool
-    p_value: float | None = None  # lowest of the tests that look for it; None without such tests
+    p_value: float | None = None  # lowest p-value of the tests for this bug; None without tests
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +108,13 @@ class Certificate:
     prompts: int
     level: float
     shapes: ShapeNoise
-    greedy_tokens: int  # compared with plain decoding
+    greedy_tokens: int  # number of tokens compared with plain decoding
     differences: list[Difference]  # between greedy outputs
     tests: list[HypothesisTest]
     guesses: int  # draft tokens
     certain: int  # draft tokens that were reported without a q
-    lies: list[str]  # descriptions of draft tokens that were not sampled from the q reported
-    controls: list[PlantedBug]  # the certificate is void if one was not found
+    lies: list[str]  # descriptions of draft tokens that were not sampled from the reported q
+    controls: list[PlantedBug]  # the certificate is void if one of these was not found
 
     @property
     def odds(self) -> str:
@@ -128,8 +128,8 @@ class Certificate:
         return f"catches: the smallest total variation distance {finds}"
 
     def to_json(self, **pair: Any) -> str:
-        """Return the verdict, a description of the pair (`pair`) and all results as JSON, with null
-        for infinity."""
+        """Return the verdict, the description `pair` of the pair, and all results as JSON. Infinity
+        becomes null."""
         document = {"verdict": self.verdict, **pair, **asdict(self)}
         return to_json(document, inf_nan_mode="null").decode()
 
@@ -159,23 +159,23 @@ def certify(
     outputs, sampled outputs, draft tokens and logits of blocks; planted bugs show that the tests
     find bugs.
 
-    The models must be idle. track: called with the numbers of a test's runs and the test's name;
-    it returns an iterable of these numbers, which may display progress. Raises InputError if the
-    pair cannot be certified or the models cannot continue the prompts; KeyboardInterrupt if the
-    certificate is interrupted.
+    The models must be idle. track: called with the numbers of a test's runs and the name of the
+    test; returns an iterable over the same numbers, which may display progress. Raises InputError
+    if the pair cannot be certified or the models cannot continue the prompts; KeyboardInterrupt if
+    the certificate is interrupted.
     """
     plan = plan or CertificatePlan()
     prompts = to_prompt_list(prompts)
     if not spec.costing.drafts:
         raise InputError("draft is none, which is plain decoding; give a draft to certify")
     if not prompts:
-        raise InputError("prompts is empty; give one or more")
-    spec.drafter.with_target(OffByOneModel(spec.target))  # to fail now, not after minutes
+        raise InputError("prompts is empty; give one or more prompts")
+    spec.drafter.with_target(OffByOneModel(spec.target))  # raise now rather than after minutes
     all_pair, sampled_pair = (
         _Pair(spec, prompts, plan, track),
         _Pair(spec, prompts[:MAX_SAMPLED_PROMPTS], plan, track),
     )
-    all_pair.make_requests()  # to fail now if a prompt is invalid
+    all_pair.make_requests()  # raise now if a prompt is invalid
     plain = all_pair.generate_plain()
     shapes = all_pair.measure_shapes(plain)
     tokens, differences = all_pair.compare_greedy(plain, shapes)
@@ -211,8 +211,8 @@ class _Pair:
 
     @property
     def level(self) -> float:
-        """The significance level of each test, such that an exact pair fails one or more of them
-        with a probability of `FALSE_ALARM_PROBABILITY`."""
+        """The significance level of each test. The probability that an exact pair fails one test or
+        more is at most `FALSE_ALARM_PROBABILITY`."""
         return FALSE_ALARM_PROBABILITY / (len(self.plan.distributions) * (len(self.prompts) + 7))
 
     def make_requests(self) -> list[Request]:
@@ -234,7 +234,7 @@ class _Pair:
         return [each.tokens for each in require_uninterrupted(completions)]
 
     def measure_shapes(self, plain: list[list[int]]) -> ShapeNoise:
-        """Compare forward passes over blocks of the plain outputs with those over single tokens."""
+        """Compare the logits of blocks of the plain outputs with the logits of single tokens."""
         width = self.plan.gamma + 1
         return measure_shape_noise(
             self.spec.target, self.make_requests()[:MAX_BATCH_SIZE], plain[:MAX_BATCH_SIZE], width
@@ -243,9 +243,9 @@ class _Pair:
     def compare_greedy(
         self, plain: list[list[int]], shapes: ShapeNoise
     ) -> tuple[int, list[Difference]]:
-        """Compare greedy outputs with draft tokens, for gamma 1 and the plan's gamma, with the
-        plain outputs. Return the number of compared tokens, and the first difference of each output
-        that differs."""
+        """Generate greedy outputs with gamma 1 and with the plan's gamma. Compare these outputs
+        with the plain outputs. Return the number of compared tokens, and the first difference of
+        each output that differs."""
         requests, tokens, found = self.make_requests(), 0, list[Difference]()
         for gamma, rows in product(sorted({1, self.plan.gamma}), group_rows(len(requests))):
             for i, output in zip(rows, self._generate(rows, gamma), strict=True):
@@ -277,8 +277,8 @@ class _Pair:
         return tests, watched.log
 
     def plant_wrong_model(self, plain: list[list[int]], shapes: ShapeNoise) -> Iterable[PlantedBug]:
-        """Plant a bug in the target: logits of the position before. Yield whether forward passes
-        and greedy outputs show it."""
+        """Plant a bug in the target: each position has the logits of the position before. Yield
+        whether the tests of forward passes, and of greedy outputs, find the bug."""
         target = OffByOneModel(self.spec.target)
         spec = replace(self.spec, target=target, drafter=self.spec.drafter.with_target(target))
         broken, name = replace(self, spec=spec), "block logits one position off"
@@ -287,10 +287,10 @@ class _Pair:
         yield PlantedBug(f"{name}: greedy output", any(each.verdict == "bug" for each in found))
 
     def plant_wrong_rule(self) -> PlantedBug:
-        """Plant a bug in the rule: next tokens from the wrong position. Return whether the tests of
-        sampled outputs find it."""
+        """Plant a bug in the rule: the next token is drawn at the wrong position. Return whether
+        the tests of sampled outputs find the bug."""
         drafter, rule = self.spec.drafter, self.plan.rule
-        # "coupled" is not a rule to plant a bug in: block verification takes its place
+        # "coupled" has no rule function; the bug is planted in block verification instead
         broken = break_rule(RULES_BY_NAME.get(rule, block) if isinstance(rule, str) else rule)
         trial = self._make_trial(self.plan.distributions[0], drafter)
         trial = replace(trial, rule=broken, label="planted bug", stream=3)
@@ -301,8 +301,8 @@ class _Pair:
         return self._find_bug("next token from the wrong position: sampled output", tests)
 
     def plant_wrong_draft_tokens(self) -> PlantedBug:
-        """Plant a bug in the drafter: most probable tokens that are reported as sampled. Return
-        whether the tests of draft tokens find it."""
+        """Plant a bug in the drafter: its draft tokens are the most probable tokens, but are
+        reported as sampled. Return whether the tests of draft tokens find the bug."""
 
         def tests(num_samples: int) -> list[HypothesisTest]:
             watched = WatchedDrafter(ArgmaxDrafter(self.spec.drafter), self.plan.seed)
@@ -316,8 +316,8 @@ class _Pair:
         return self._find_bug("argmax reported as sampled from q: draft tokens", tests)
 
     def _find_bug(self, name: str, run_tests: Callable[[int], list[HypothesisTest]]) -> PlantedBug:
-        """Run tests with a planted bug, on a quarter of the samples and, if they miss it, on all
-        samples. Return whether they found it."""
+        """Run the tests of a planted bug on a quarter of the samples. If the tests miss the bug,
+        run the tests on all samples. Return whether the tests found the bug."""
         min_p_value = 1.0
         for num_samples in (max(16, self.plan.num_samples // 4), self.plan.num_samples):
             if min_p_value >= self.level:

@@ -1,5 +1,5 @@
-"""Test whether greedy outputs with draft tokens equal those of plain decoding, except for rounding,
-which is measured first."""
+"""Test whether greedy outputs with draft tokens equal the outputs of plain decoding, except for
+rounding. The rounding is measured first."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from foretoken.sampling.draw import Draw
 
 @dataclass(frozen=True, slots=True)
 class ReplayedPosition:
-    """One position of replayed outputs: the outputs that have a token there, these tokens, and the
-    distributions of target and drafter."""
+    """One position of replayed outputs: the outputs that have a token at this position, these
+    tokens, and the distributions of target and drafter there."""
 
     rows: list[int]  # indices of these outputs
     tokens: Tensor  # [n]
     p: Tensor  # [n, V]
-    q: Tensor  # [n, V]: of the draft token there; 0 if the drafter proposes none
+    q: Tensor  # [n, V]: of the draft token; 0 if the drafter proposes no token
 
 
 @torch.inference_mode()
@@ -37,8 +37,8 @@ def replay(
     outputs: Sequence[list[int]],
     params: SamplingParams,
 ) -> Iterator[ReplayedPosition]:
-    """Run target and drafter on given outputs of requests, in one batch, and yield their
-    distributions at every position. Raises RefusedError if a model is in use."""
+    """Run target and drafter over given outputs of requests, in one batch. Yield the distributions
+    of target and drafter at every position. Raises RefusedError if a model is in use."""
     live = list(range(len(outputs)))
     chains = [build_chain(request, target.vocab_size) for request in requests]
     sources = _copy_sources(target, requests)
@@ -54,7 +54,7 @@ def replay(
             keys = [requests[row].key for row in live]
             lengths = [len(requests[row].prompt) + t for row in live]
             sampling, shaping = [params] * len(live), [chains[row] for row in live]
-            # before the target's forward pass, as in a step: it may overwrite the draft's cache
+            # draft first, as in a step: the target's forward pass may overwrite the draft's cache
             draft = drafter.propose([1] * len(live), Draw(keys, lengths, sampling, shaping))
             p = _score_position(
                 target, [requests[row] for row in live], [outputs[r] for r in live], t
@@ -74,8 +74,8 @@ def replay(
 @torch.inference_mode()
 def score_token_by_token(target: Model, request: Request, output: list[int]) -> Tensor:
     """Return the target's logits, before controls, for every token of a request's output,
-    `[len(output), V]`: for the sequence alone, with one token per forward pass. Raises RefusedError
-    if the target is in use."""
+    `[len(output), V]`. Each forward pass has batch size 1 and one token. Raises RefusedError if the
+    target is in use."""
     with hold_lease(target):
         target.start([request.prompt[:-1]], _copy_sources(target, [request]))
         return torch.cat(
@@ -96,7 +96,7 @@ def _score_position(
 
 def _get_first_q(draft: Draft, p: Tensor) -> Tensor:
     """Return the distribution of each sequence's first draft token, `[n, V]`, with the dtype of p;
-    0 for rows without one."""
+    0 for sequences without draft tokens."""
     if not draft.tokens.shape[1]:
         return torch.zeros_like(p)
     drafted = (draft.lengths > 0).to(p)[:, None].cpu()
@@ -106,13 +106,13 @@ def _get_first_q(draft: Draft, p: Tensor) -> Tensor:
 
 
 def _copy_sources(target: Model, requests: Sequence[Request]) -> list[list[int]] | None:
-    """Return copies of the encoder inputs, as a drafter may store them; None without an encoder."""
+    """Return copies of the encoder inputs, which a drafter may store; None without an encoder."""
     return [list(r.source or []) for r in requests] if target.encoder_decoder else None
 
 
-# Limits of the noise, divided by the distance between the logits' maximum and mean. Rounding stays
-# well below them (1.2e-6 for the default pair in float32), and a wrong cache exceeds them by far.
-# The self-check has the same limit in float32
+# Limits of the noise, relative to the distance between the maximum and the mean of the logits.
+# Rounding stays well below these limits (1.2e-6 for the default pair in float32), and a wrong cache
+# exceeds them by far. The self-check has the same limit in float32
 NOISE_TOLERANCE = {
     "float64": 1e-9,
     "float32": 1e-4,
@@ -121,7 +121,7 @@ NOISE_TOLERANCE = {
     "int4": 5e-2,
     "bfloat16": 1e-1,
 }
-NONFINITE_NOISE = 1e30  # stands for NaN and infinity
+NONFINITE_NOISE = 1e30  # replaces a noise of NaN or infinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +141,8 @@ class ShapeNoise:
 
 
 def group_rows(count: int) -> list[list[int]]:
-    """Return the batches to run, as lists of sequence indices: all together, then every second one
-    alone, because models may compute a single sequence differently."""
+    """Return the batches to run, as lists of sequence indices: one batch of all sequences, then a
+    batch of one for every second sequence, because models may compute batch size 1 differently."""
     alone = [[row] for row in range(0, count, 2)] if count > 1 else []
     return [list(range(count)), *alone]
 
@@ -151,10 +151,10 @@ def group_rows(count: int) -> list[list[int]]:
 def measure_shape_noise(
     target: Model, requests: Sequence[Request], outputs: Sequence[list[int]], width: int
 ) -> ShapeNoise:
-    """Score outputs of requests in blocks of up to `width` tokens, and compare the logits with
-    those of scoring one token at a time. Some tokens of each block are made wrong and rolled back
-    afterwards. The sequences run in one batch and alone. Raises RefusedError if the target is in
-    use."""
+    """Score outputs of requests in blocks of up to `width` tokens, and compare the logits with the
+    logits of scoring one token at a time. Some tokens of each block are wrong on purpose, and are
+    rolled back afterwards. The sequences run in the batches of `group_rows`. Raises RefusedError if
+    the target is in use."""
     alone = [
         score_token_by_token(target, request, output)
         for request, output in zip(requests, outputs, strict=True)
@@ -182,7 +182,7 @@ def _score_blocks(
     target: Model, requests: Sequence[Request], outputs: Sequence[list[int]], width: int
 ) -> Iterator[tuple[int, int, Tensor]]:
     """Score the outputs in blocks, with some wrong tokens. Yield (row, position, logits `[V]`) for
-    every position with only correct tokens before it; these cover the outputs."""
+    every position of the outputs, scored after correct tokens only."""
     live, scored = [row for row, output in enumerate(outputs) if output], [0] * len(outputs)
     sources = [list(requests[row].source or []) for row in live]
     prompts = [requests[row].prompt[:-1] for row in live]
@@ -213,15 +213,15 @@ def _score_blocks(
 def _make_block(
     request: Request, output: list[int], scored: int, width: int, num_correct: int, V: int
 ) -> list[int]:
-    """Return the last scored token and draft tokens, of which the first `num_correct` equal the
-    output and the others do not."""
+    """Return a block: the last scored token, `num_correct` draft tokens that equal the output, and
+    draft tokens that do not."""
     draft_tokens = output[scored : min(scored + width, len(output)) - 1]
     wrong = [(token + 1) % V for token in draft_tokens[num_correct:]]
     return [[request.prompt[-1], *output][scored], *draft_tokens[:num_correct], *wrong]
 
 
-# Gaps up to this many times the measured noise count as rounding: both logits have noise, and more
-# forward passes would have shown more of it
+# A gap between two logits that is at most NOISE_MARGIN times the measured noise counts as rounding:
+# both logits have noise, and more forward passes would have shown larger noise
 NOISE_MARGIN = 4
 
 
@@ -232,7 +232,7 @@ class Difference:
     prompt: int
     gamma: int
     place: int  # index of the token in the output
-    plain: int | None  # the token there; None if the output had ended
+    plain: int | None  # token of the plain output; None if this output ended earlier
     speculative: int | None
     gap: float | None  # between the logits of the two tokens, scored token by token
     verdict: str  # "float noise" or "bug"
@@ -247,12 +247,12 @@ def find_first_difference(
     prompt_and_gamma: tuple[int, int],
 ) -> Difference | None:
     """Return the first difference between two greedy outputs of a request, and whether rounding
-    explains it; None if they are equal. prompt_and_gamma: the first two fields of the result."""
+    explains it; None if the outputs are equal. prompt_and_gamma: the result's first two fields."""
     pairs = enumerate(zip(plain, speculative, strict=False))
     position = next((i for i, (a, b) in pairs if a != b), min(len(plain), len(speculative)))
     if position == len(plain) == len(speculative):
         return None
-    if position in (len(plain), len(speculative)):  # one output is longer: never rounding
+    if position in (len(plain), len(speculative)):  # one output is longer: not from rounding
         a, b = [x[position] if position < len(x) else None for x in (plain, speculative)]
         return Difference(*prompt_and_gamma, position, a, b, None, "bug")
     a, b = plain[position], speculative[position]

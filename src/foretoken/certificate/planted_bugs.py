@@ -1,4 +1,4 @@
-"""Bugs to plant in a pair of target and draft. A certificate that misses one of them is void."""
+"""Bugs to plant in a pair of target and draft. A certificate that misses a bug is void."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from foretoken.sampling.draw import Draw
 
 
 class NextPositionOutcome(Outcome):
-    """An outcome with a bug: the next token has the distribution of one position too late, after a
-    draft token that was not accepted."""
+    """An outcome with a bug: the next token is drawn one position too late, after a draft token
+    that was not accepted."""
 
     def compute_next_distribution(self, n: Tensor) -> Tensor:
         rows = torch.arange(len(n), device=n.device)
@@ -25,7 +25,7 @@ class NextPositionOutcome(Outcome):
 
 
 def break_rule(rule: Rule) -> Rule:
-    """Return `rule` with a bug: the next token has the distribution of a wrong position."""
+    """Return `rule` with a bug: the next token is drawn at the wrong position."""
 
     def broken(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
         o = rule(p, q, x, lengths)
@@ -35,8 +35,8 @@ def break_rule(rule: Rule) -> Rule:
 
 
 class ArgmaxDrafter(Drafter):
-    """A Drafter with a bug: it proposes its most probable tokens, and reports them as sampled from
-    q."""
+    """A Drafter with a bug: its draft tokens are the most probable tokens, but are reported as
+    sampled from q."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.holds = drafter, (drafter,)
@@ -48,9 +48,9 @@ class ArgmaxDrafter(Drafter):
 
 
 class OffByOneModel(Model):
-    """A Model with a bug: its logits within a block are those of the position before.
+    """A Model with a bug: each position of a block has the logits of the position before.
 
-    A drafter that uses the target's hidden states must get them from this model
+    A drafter that uses the target's hidden states must get the hidden states from this model
     (`Drafter.with_target`).
     """
 

@@ -29,15 +29,14 @@ from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 
 TokenTuple = tuple[int, ...]
 Track = Callable[[Sequence[int], str], Iterable[int]]
-# Every 11th output is generated alone; a prime number, so that every prompt has such outputs
+# Every 11th output has batch size 1; 11 is prime, so that every prompt has such outputs
 UNBATCHED_STRIDE = 11
 PLAIN_RULE = "speculative"  # plain decoding must not use the rule that is certified
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTrial:
-    """A trial, which generates `num_samples` outputs of `num_new_tokens` new tokens for every
-    prompt."""
+    """A trial: `num_samples` outputs of `num_new_tokens` new tokens for every prompt."""
 
     spec: Speculator
     prompts: Sequence[Prompt]
@@ -61,8 +60,8 @@ class SampledTrial:
         return ", ".join(parts)
 
     def generate_batches(self) -> Iterator[tuple[list[Prompt], list[list[int]]]]:
-        """Yield batches of prompts with one output for each; the prompts take turns. Some outputs
-        with draft tokens are generated alone, because models may compute a single sequence
+        """Yield batches of prompts with one output for each prompt; the prompts take turns. If
+        gamma is above 0, some outputs are generated with batch size 1, which models may compute
         differently."""
         count, params = len(self.prompts), replace(self.params, max_new_tokens=self.num_new_tokens)
         last = self.num_samples * count
@@ -91,10 +90,10 @@ def run_target_tests(
     trial: SampledTrial, drafter: Drafter, level: float
 ) -> tuple[list[HypothesisTest], list[list[TokenTuple]]]:
     """Test whether sampled tokens have the target's distribution. Return the tests, and the outputs
-    by prompt. drafter: the drafter without planted bugs, which the replay asks for q."""
+    of each prompt. drafter: the drafter without planted bugs, for q."""
     spec, all_outputs = trial.spec, list[list[int]]()
     ranked, by_id = list[Tensor](), list[Tensor]()  # by_id: one tensor for each output
-    hits, chances = list[Tensor](), list[Tensor]()  # per token: q > p there; P(q > p) under p
+    hits, chances = list[Tensor](), list[Tensor]()  # for each token: whether q > p; P(q > p)
     noise = torch.Generator().manual_seed(trial.seed + 1)
     for prompts, outputs in trial.generate_batches():
         sampling = replace(trial.params, max_new_tokens=trial.num_new_tokens)
@@ -123,8 +122,9 @@ def run_target_tests(
 
 
 class PrefixCells:
-    """Cells for a chi-square test: each output is in the cell of its longest frequent prefix, which
-    at least `share` of the outputs in `sample` have. The empty prefix is always a cell."""
+    """Cells for a chi-square test: each output is in the cell of its longest frequent prefix. A
+    prefix is frequent if it is empty or if at least `share` of the outputs in `sample` begin with
+    it."""
 
     def __init__(self, sample: Iterable[TokenTuple], share: float = 0.04) -> None:
         outputs = list(sample)
@@ -147,8 +147,9 @@ class PrefixCells:
 def run_plain_tests(
     trial: SampledTrial, samples_by_prompt: list[list[TokenTuple]], level: float
 ) -> list[HypothesisTest]:
-    """Test whether outputs have the same distribution as plain ones, of which it generates the same
-    number. A second plain sample determines the cells. samples_by_prompt: the outputs to test."""
+    """Test whether outputs have the same distribution as plain outputs. Two plain samples are
+    generated: the first determines the cells, the second is compared. samples_by_prompt: the
+    outputs to test."""
     plain = replace(trial, gamma=0, rule=PLAIN_RULE, label="plain")
     samples = [
         trial.group_by_prompt(

@@ -1,4 +1,4 @@
-"""Tests of draft tokens against the q that the drafter reports with them."""
+"""Tests whether draft tokens have the distribution q that the drafter reports for them."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class DraftLog:
     num_draft_tokens: int = 0
     num_certain: int = 0  # draft tokens without a q
     uniforms: list[TokenUniforms] = field(default_factory=list[TokenUniforms])  # of tokens with a q
-    lies: list[str] = field(default_factory=list[str])  # tokens not sampled from the q reported
+    lies: list[str] = field(default_factory=list[str])  # tokens not sampled from the reported q
 
 
 class WatchedDrafter(Drafter):
-    """A Drafter that proposes what `drafter` proposes, and logs it."""
+    """A Drafter that proposes the draft tokens of `drafter` and logs them."""
 
     def __init__(self, drafter: Drafter, seed: int) -> None:
         self.drafter, self.log = drafter, DraftLog()
         self.holds = (drafter,)
         self._noise = torch.Generator().manual_seed(seed)
         self._sequences: list[list[int]] = []
-        # length of each sequence up to which its draft tokens are in the log's uniforms
+        # for each sequence, the length up to which draft tokens are in the log's uniforms
         self._counted_lengths: list[int] = []
-        self._certain: dict[tuple[int, ...], int] = {}  # tokens -> certain draft token after them
+        self._certain: dict[tuple[int, ...], int] = {}  # tokens -> certain next draft token
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -65,19 +65,19 @@ class WatchedDrafter(Drafter):
 
     def _check_drawn(self, b: int, tokens: Tensor, q: Tensor, recorded: RecordingDraw) -> None:
         first = len(self._sequences[b])
-        # in coupled mode, a position that is drafted again has the same noise: not independent
+        # in coupled mode, a position that is drafted again has the same noise: do not test it again
         new = max(0, self._counted_lengths[b] - first) if recorded.coupled else 0
         self._counted_lengths[b] = max(self._counted_lengths[b], first + len(tokens))
         noise = torch.rand(len(tokens), generator=self._noise, dtype=torch.float64)
         self.log.uniforms.append(compute_uniforms(q[new:].cpu(), tokens[new:], noise[new:]))
         for i, token in enumerate(tokens.tolist()):
             if i not in recorded.draft_distributions:
-                continue  # sampled without `draw`: only `uniforms` test it
+                continue  # a token sampled without `draw`: only `uniforms` test it
             distribution, ids = recorded.draft_distributions[i]
             own, reported = distribution[b].cpu().double(), q[i].cpu().double()
             drawn = int(ids[b])
             same = token == drawn
-            # a draft with ids of its own: compare sorted probabilities; `uniforms` test the ids
+            # a draft of fewer ids: compare sorted probabilities; `uniforms` test the ids
             if len(own) < len(reported):
                 same = bool(reported[token] == own[drawn])
                 own = functional.pad(own, (0, len(reported) - len(own))).sort().values
@@ -138,8 +138,8 @@ class RecordingDraw:
 def run_draft_token_tests(
     name: str, draft_tokens: list[TokenUniforms], level: float
 ) -> list[HypothesisTest]:
-    """Test whether draft tokens have the distribution q that was reported with them. Return no
-    tests if none has a q."""
+    """Test whether draft tokens have the distribution q that was reported with them. Return [] if
+    no draft token has a q."""
     if not draft_tokens:
         return []
     ranked = torch.cat([u.ranked for u in draft_tokens])

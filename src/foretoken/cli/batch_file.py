@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from foretoken.request import Completion
 
 MAX_ACTIVE_PROMPTS = 64  # prompts that run or wait in the engine
-# Between the random keys of two outputs of one line; larger than the number of lines of any file
+# Distance of the random keys of a line's outputs; larger than the number of lines of any file
 COPY_KEY_STRIDE = 2**40
 CompletionId = tuple[int, int]  # a prompt's line in its file, and the index of the output
 CompletionStream = Generator[tuple[CompletionId, "Completion | ForetokenError"]]
@@ -41,7 +41,7 @@ CompletionStream = Generator[tuple[CompletionId, "Completion | ForetokenError"]]
 @dataclass(slots=True)
 class ResultsFile:
     """The output file of a run, locked while it is open. Opening it removes an incomplete last
-    line, which a killed run may have left; closing removes a new file that has no results."""
+    line, which a killed run may have left; closing it removes a new file without results."""
 
     path: Path
     done: dict[CompletionId, str]  # the origin (see `BatchJob.compute_origin`) of each result
@@ -50,14 +50,14 @@ class ResultsFile:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[ResultsFile]:
-        """Open or create a file of results and parse its lines. Raises InputError if it is not a
-        file of results."""
+        """Open or create a file of results and parse its lines. Raises InputError if the file has
+        other lines."""
         option.require_folder(path, "--output")
         if path.exists() and not path.is_file():
             raise InputError(f"{path} is not a regular file; give another --output")
         new = not path.exists()
         with name_path_in_errors(path):
-            # Unbuffered: after an error such as a full disk, closing would write the buffer again
+            # Unbuffered: a buffered file would write again when closed after an error (a full disk)
             out = open(path, "ab", buffering=0)
         with out:
             lock_file(out, path)
@@ -75,12 +75,12 @@ class ResultsFile:
                     path.unlink(missing_ok=True)
 
     def require(self, origins: dict[CompletionId, str]) -> None:
-        """Raise InputError if a result in the file does not have the origin given in `origins`,
-        that is, was generated from other inputs."""
+        """Raise InputError if the origin of a result in the file is not the origin in `origins`:
+        the result was generated from other inputs."""
         for name, origin in self.done.items():
             if origins.get(name) != origin:
                 raise InputError(
-                    f"{self.path} has a result of line {name[0]} with another prompt, seed, model "
+                    f"{self.path} has a result of line {name[0]} from another prompt, seed, model "
                     "or option; give another --output, or the inputs of the first run"
                 )
 
@@ -122,7 +122,7 @@ class BatchJob:
     speculation: dict[str, Any]
 
     def make_key(self, name: CompletionId) -> tuple[int, int]:
-        """Return the random key of an output. It does not depend on the other lines of the file."""
+        """Return the random key of an output; other lines of the file do not change the key."""
         (line, copy), own = name, self.tasks[name[0]].line.seed
         return (self.seed, line - 1 + copy * COPY_KEY_STRIDE) if own is None else (own, copy)
 
@@ -160,9 +160,9 @@ def write_completions(output: Path, job: BatchJob, cluster: option.ClusterOption
     """Generate the results that are missing in `output` and append them. Return the number of
     failures.
 
-    If `output` is a folder, the file is results.jsonl in it. If it is a .parquet file, results are
-    written to the .jsonl file of the same name and converted at the end. Progress is shown on
-    standard error.
+    If `output` is a folder, results are written to results.jsonl in this folder. If `output` is a
+    .parquet file, results are written to the .jsonl file of the same name and converted at the end.
+    Progress is shown on standard error.
     """
     job.loading.require(job.model_names[0])
     if output.is_dir():
@@ -209,7 +209,7 @@ def _write_each(
     speed = ""
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     all_columns = (*columns, TextColumn("{task.fields[speed]}"))
-    # completions finish in bursts, and one may take minutes
+    # completions finish in bursts, and a single completion may take minutes
     with Progress(*all_columns, console=Console(stderr=True), speed_estimate_period=600) as bar:
         task = bar.add_task("", total=len(origins), completed=len(results.done), speed="")
         for name, result in completed:
@@ -233,11 +233,10 @@ def _write_each(
 
 
 def generate_here(job: BatchJob, ids: list[CompletionId]) -> CompletionStream:
-    """Generate the outputs `ids` with an engine in this process. Yield the id of each with its
-    completion or error, as they finish. The engine has at most MAX_ACTIVE_PROMPTS prompts at a
-    time."""
+    """Generate the outputs `ids` with an engine in this process. Yield (id, completion or error)
+    when an output finishes. The engine has at most MAX_ACTIVE_PROMPTS prompts at a time."""
     spec = job.loading.load(*job.model_names, job.require_any).prepared()
-    from foretoken.engine.engine import Engine  # late: imports torch, and mistakes are found before
+    from foretoken.engine.engine import Engine  # late: imports torch
 
     unsent, running = iter(ids), dict[int, CompletionId]()
     gamma = job.speculation["gamma"]
@@ -261,7 +260,7 @@ def generate_on_ray(
     job: BatchJob, ids: list[CompletionId], cluster: option.ClusterOptions
 ) -> CompletionStream:
     """Generate the outputs `ids` with workers on Ray, by default one worker with all CPUs. Yield
-    the id of each with its completion or error, as they finish."""
+    (id, completion or error) when an output finishes."""
     session.prepare_environment(cluster.address)  # before ray is imported
     with option.require_extra("ray"):
         from foretoken.cluster import batch as on_cluster

@@ -62,7 +62,7 @@ COLUMN_LEGEND = {
 class TimingOptions:
     """Options for the completions and rounds that are timed."""
 
-    max_new_tokens: Annotated[int, "New tokens per completion, exactly; none ends earlier."] = 96
+    max_new_tokens: Annotated[int, "Exact number of new tokens of every completion."] = 96
     repeats: Annotated[int, "Rounds to time, after a warm-up round."] = 5
     temperature: option.Temperature = 0.0
     top_k: option.TopK = 0
@@ -154,7 +154,7 @@ def bench(
 
 @contextmanager
 def _show_progress(title: str, turns: int) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar on standard error. Yield a function that advances it and shows a text."""
+    """Show a progress bar; yield a function that advances the bar and displays a text."""
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(title, total=turns)
         yield lambda text: progress.update(bar, advance=1, description=text)

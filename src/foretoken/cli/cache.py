@@ -36,8 +36,8 @@ def list_(
 ) -> None:
     """List the models on this machine with matching drafts, converted weights and measured costs.
 
-    Models are foretoken's named ones and those in pip packages, in the hub's cache and in the given
-    folders. Missing conversions and costs are made again when needed.
+    The list has foretoken's named models and the models in pip packages, in the hub's cache and in
+    the given folders. Missing conversions and costs are made again when needed.
     """
     models = inventory.list_models(folders or ())
     document = {
@@ -90,7 +90,7 @@ def clear(
     ] = None,
     as_json: option.Json = False,
 ) -> None:
-    """Remove converted weights and measured costs. They are made again when needed."""
+    """Remove converted weights and measured costs, which are made again when needed."""
     if problem := find_cache_problem():
         raise InputError(f"nothing is stored, so nothing can be removed: {problem}")
     if model is None:
@@ -122,8 +122,8 @@ def _list_models(models: list[inventory.FoundModel]) -> list[dict[str, Any]]:
 
 
 def _list_stored() -> dict[str, Any]:
-    """Return the conversions and measured costs in the cache folder as JSON, or the problem if
-    there is no usable folder."""
+    """Return the conversions and measured costs in the cache folder as JSON, or the reason why no
+    cache folder can be used."""
     from foretoken.costing import stored_costs  # late: imports torch
 
     if problem := find_cache_problem():

@@ -89,7 +89,7 @@ def certify(
         draft,
         lambda target_info: chosen.extend(_make_prompts(target_info, lines)),
     ).prepared()
-    spec = replace(spec, suggested={})  # the distributions are the certificate's own
+    spec = replace(spec, suggested={})  # the plan has the sampling params
     try:
         certificate = certificates.certify(spec, chosen, plan, track_progress)
     except KeyboardInterrupt:
@@ -108,7 +108,7 @@ def _make_prompts(target: TargetInfo, lines: list[prompt_files.PromptLine]) -> l
     if lines:
         return [prompt_files.to_model_prompt(line, target) for line in lines]
     if target.tokenizer is None:
-        raise InputError("the model has no tokenizer; give --prompts with ids separated by commas")
+        raise InputError("the model has no tokenizer; give --prompts, a file of token ids")
     return list(BUILT_IN_PROMPTS)
 
 

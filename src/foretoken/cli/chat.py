@@ -1,5 +1,5 @@
-"""`foretoken chat`: hold a conversation with a model in this process or on a server, or let it
-continue lines of plain text."""
+"""`foretoken chat`: chat with a model in this process or on a server, or let the model continue
+lines of plain text."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def chat(
     ] = None,
     rule: option.Rule = "block",
     lenience: option.Lenience = 1.0,
-    show_tokens: Annotated[bool, "Colour accepted draft tokens and the target's own."] = False,
+    show_tokens: Annotated[bool, "Colour accepted draft tokens and tokens of the target."] = False,
     system_prompt: Annotated[str | None, "System message of the conversation."] = None,
 ) -> None:
-    """Chat with a model, in its own distribution; with --raw, continue lines of plain text.
+    """Chat with a model, in its own distribution. With --raw, continue lines of plain text.
 
-    On a terminal, /help lists commands to remove turns, change options, save and load. Otherwise
-    every line of standard input is a message, and only the replies are printed.
+    On a terminal, /help lists commands to remove turns, change options, save and load. Without a
+    terminal, every line of standard input is a message, and only the replies are printed.
     """
     # Report mistakes before models load, which takes seconds
     target = option.merge_target(place, target)
@@ -103,11 +103,9 @@ def chat(
     else:
         given = ["--target"] * (target is not None) + ["--draft"] * (draft is not None)
         if local_flags := given + _list_given_flags(loading):
-            raise InputError(
-                f"{local_flags[0]} is for models in this process; leave it or --url out"
-            )
+            raise InputError(f"{local_flags[0]} does not work with --url; leave out one of the two")
         if template.text is not None:
-            raise InputError("--chat-template does not work with --url; give it to the server")
+            raise InputError("--chat-template does not work with --url; give it to foretoken serve")
         default = asdict(SpeculationOptions())
         with option.require_extra("client"):
             from foretoken.cli import remote_model  # late: an extra
@@ -136,6 +134,5 @@ def chat(
 
 
 def _list_given_flags(group: Any) -> list[str]:
-    """Return the flags of those options of a group (a dataclass) that differ from their
-    defaults."""
+    """Return the flags of the options in a dataclass that differ from their defaults."""
     return [format_flag(f.name) for f in fields(group) if getattr(group, f.name) != f.default]

@@ -24,7 +24,7 @@ from foretoken.storage.files import read_text
 
 SLOW_IMPORT_SECONDS = 5.0  # the first import after an installation takes up to a minute
 log = logging.getLogger(__name__)
-# Modules whose messages of level INFO are printed, such as long loads and the chosen draft
+# Modules whose INFO messages are printed, for example about long loads and the chosen draft
 INFO_MODULES = (
     "cli.command",
     "costing.probe",
@@ -74,7 +74,7 @@ def format_flag(name: str) -> str:
 
 def make_option(name: str, hint: Any, panel: str | None = None) -> Any:
     """Return a parameter's annotation for Typer: `Annotated[type, "help text"]` becomes
-    `Annotated[type, Option(help=...)]`; others are unchanged."""
+    `Annotated[type, Option(help=...)]`; any other annotation is returned unchanged."""
     kind, note, *_ = (*get_args(hint), None, None)
     if get_origin(hint) is not Annotated or not isinstance(note, str):
         return hint
@@ -89,10 +89,10 @@ def join_paragraph_lines(function: Callable[..., None]) -> str:
 
 
 class StderrLines(logging.Handler):
-    """Log handler that prints to sys.stderr, looked up for each message, as a progress bar replaces
-    it for a while. During a streamed reply messages are held, and printed after it."""
+    """Log handler that prints to the current sys.stderr, which a progress bar may have replaced.
+    Messages during a streamed reply are printed after the reply."""
 
-    held: list[str] | None = None  # None: no reply is being streamed
+    held: list[str] | None = None  # delayed messages; None: no reply is being streamed
 
     def emit(self, record: logging.LogRecord) -> None:
         if StderrLines.held is None:
@@ -102,12 +102,12 @@ class StderrLines(logging.Handler):
 
 
 def hold_messages() -> None:
-    """Hold log messages from now on, as a reply is being streamed."""
+    """Delay log messages from now on, because a reply is being streamed."""
     StderrLines.held = StderrLines.held or []
 
 
 def release_messages() -> None:
-    """Print the log messages held during a reply, and hold no more."""
+    """Print the log messages that were delayed during a reply; do not delay later messages."""
     held, StderrLines.held = StderrLines.held, None
     for message in held or ():
         print(message, file=sys.stderr)
@@ -124,7 +124,7 @@ def set_up_logging() -> None:
     with log_if_slow(log, "importing PyTorch and transformers", after=SLOW_IMPORT_SECONDS):
         from transformers.utils import logging as transformers  # late: it takes seconds
 
-        import foretoken.loading.load  # noqa: F401 - covered by one message
+        import foretoken.loading.load  # noqa: F401 - one log message covers both imports
 
     transformers.set_verbosity_error()
     transformers.disable_progress_bar()
@@ -151,7 +151,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         raise InputError(f"{path} has the unknown option {unknown[0]!r}; {remedy}")
     for parameter in context.command.params:
         if isinstance(options.get(str(parameter.name)), str) and getattr(parameter, "multiple", 0):
-            options[str(parameter.name)] = [options[str(parameter.name)]]  # of a repeatable option
+            options[str(parameter.name)] = [options[str(parameter.name)]]  # repeatable
     context.default_map = {**(context.default_map or {}), **options}
     return path
 
@@ -159,7 +159,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
 Config = Annotated[
     Path | None,
     typer.Option(
-        help="Read options from a YAML file. Options of the command line override it.",
+        help="Read options from a YAML file. Options of the command line override the file.",
         callback=_read_config,
         is_eager=True,
     ),

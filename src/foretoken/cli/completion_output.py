@@ -29,8 +29,8 @@ MAX_HEADING_CHARS = 60  # of a prompt in the heading of its completion
 
 @dataclass(frozen=True, slots=True)
 class TaskAnswer:
-    """A completion, with its prompt and options (`task`). `copy` is its index among the outputs of
-    the same prompt."""
+    """A completion, with its prompt and options (`task`). `copy` is the index of the completion
+    among the outputs of the same prompt."""
 
     task: PromptWithParams
     copy: int
@@ -52,7 +52,7 @@ class TaskAnswer:
 
     @property
     def input_ids(self) -> list[int]:
-        """The ids of the prompt, or for an encoder-decoder of the source."""
+        """The ids of the prompt; for an encoder-decoder, the ids of the source."""
         return self.request.source or self.request.prompt
 
     @property
@@ -72,8 +72,8 @@ class TaskAnswer:
         return completion.finish_reason == "length" and len(completion.tokens) < max_new_tokens
 
     def follows_target(self, lenience: float) -> bool:
-        """Return whether the output follows the target's distribution in spite of this lenience: it
-        is 1, or a greedy output has only the target's argmax tokens, or a sampled output has no
+        """Return whether the output has the target's distribution with this lenience: the lenience
+        is 1, or a greedy output has only argmax tokens of the target, or a sampled output has no
         draft tokens."""
         stats = self.completion.stats
         return lenience == 1 or not (stats.bias if self.task.params.greedy else stats.drafted)
@@ -83,7 +83,7 @@ def pair_answers(
     tasks: list[PromptWithParams], requests: list[Request], completions: Iterable[Completion]
 ) -> Iterator[TaskAnswer]:
     """Yield each completion with its task and request, in order. After an interruption there are
-    fewer completions than requests; the rest is left out."""
+    fewer completions than requests; requests without a completion are left out."""
     copies = [(task, copy) for task in tasks for copy in range(task.num_outputs)]
     paired = zip(completions, copies, requests, strict=False)
     return (TaskAnswer(*which, request, completion) for completion, which, request in paired)
@@ -97,13 +97,12 @@ def print_answers(
     printed: bool = False,
     automatic: bool = False,
 ) -> None:
-    """Print completions, as ids if there is no tokenizer; if there are several, each under a
-    heading.
+    """Print completions; without a tokenizer, print ids. Several completions get headings.
 
     Args:
-        steps: Print the steps of each completion instead of its plain text.
-        printed: The completion was printed already, as it was streamed.
-        automatic: Gamma is automatic: below the steps, explain it if few steps had draft tokens.
+        steps: Print the steps of each completion instead of plain text.
+        printed: The only completion was streamed, so it is not printed again.
+        automatic: Gamma is automatic. If few steps had draft tokens, explain why after the steps.
     """
     for i, answer in enumerate(answers):
         completion = answer.completion
@@ -118,8 +117,8 @@ def print_answers(
 
 
 def format_piece(text: str | None, tokens: list[int], before: int) -> str:
-    """Return the next part of an output for printing: `text`, or if it is None (no tokenizer) the
-    ids separated by commas. `before`: the number of tokens before this part."""
+    """Return the next part of an output for printing: `text`, or the ids separated by commas if
+    `text` is None (no tokenizer). `before`: the number of tokens before this part."""
     if text is not None:
         return text
     return "," * (bool(tokens) and before > 0) + _format_ids(tokens)
@@ -130,9 +129,9 @@ def _format_ids(tokens: list[Any]) -> str:
 
 
 def iter_remarks(answers: list[TaskAnswer], lenience: float, *, as_json: bool) -> Iterator[str]:
-    """Yield the lines to print on standard error after the answers: their failures and, without
-    --json, which outputs the context length ended and, with lenience, the distance from the
-    target's distribution."""
+    """Yield the lines to print on standard error after the answers: failures; without --json also
+    the outputs that the context length ended and, with lenience, the distance from the target's
+    distribution."""
     for answer in answers:
         if answer.completion.error is not None:
             yield f"error: {answer.name}: {answer.completion.error}"
@@ -175,8 +174,8 @@ def format_figures(tokens: int, calls: int, alpha: float | None) -> str:
 
 
 def learn_costs(spec: Speculator, params: list[SamplingParams]) -> None:
-    """Measure the costs of steps for a batch with these sampling params, unless they are known or
-    the pair has no draft."""
+    """Measure the costs of steps for a batch with these sampling params, unless the costs are known
+    or the pair has no draft."""
     if spec.costing.drafts:
         with show_waiting("measuring the costs of steps"):
             spec.costing.ensure_costs(params, len(params))
@@ -186,14 +185,14 @@ def learn_costs(spec: Speculator, params: list[SamplingParams]) -> None:
 MIN_SILENT_SHARE = 0.9
 SELDOM_TEXT = (
     "only {:.0%} of the steps had draft tokens; in the other steps the drafter proposed none, or "
-    "they would not have made decoding faster"
+    "draft tokens would not have made decoding faster"
 )
 OTHER_DRAFTS_TEXT = "--gamma 2 always drafts, --draft chooses another draft"
 
 
 def _explain_plain_decoding(spec: Speculator, completion: Completion) -> str | None:
-    """Return a remark if, with automatic gamma, most steps had no draft tokens; else None, also if
-    there is no draft."""
+    """Return a remark if most steps with automatic gamma had no draft tokens; None otherwise, and
+    if the pair has no draft."""
     made = [step.drafted > 0 for step in completion.steps]
     if not spec.costing.drafts or not made or sum(made) >= (1 - MIN_SILENT_SHARE) * len(made):
         return None
@@ -202,8 +201,8 @@ def _explain_plain_decoding(spec: Speculator, completion: Completion) -> str | N
 
 def print_speedup(comparison: Any) -> None:
     """Print the speed-up of a `races.Comparison`, and the paper's prediction from the measured
-    alpha, c and v. Print both times without a speed-up if automatic gamma mostly decoded
-    plainly."""
+    alpha, c and v. If automatic gamma mostly chose plain decoding, print both times without a
+    speed-up."""
     console = open_console()
     plain_seconds, seconds = comparison.plain_seconds_per_token, comparison.seconds_per_token
     times = f"plain {plain_seconds * 1e3:.2f} ms per token"
@@ -221,8 +220,8 @@ def print_speedup(comparison: Any) -> None:
 
 
 def _print_ratio(console: Console, times: str, comparison: Any) -> None:
-    """Print the measured speed-up and, if there is one, its prediction by Theorem 3.8. `times`: the
-    time of plain decoding in words."""
+    """Print the measured speed-up and, if alpha is known, the speed-up that Theorem 3.8 predicts.
+    `times`: the time of plain decoding, in words."""
     draft_tokens = f"gamma {comparison.gamma}"
     if comparison.gamma is None:
         draft_tokens = f"{comparison.mean_gamma:.1f} draft tokens per step"
@@ -260,15 +259,15 @@ def describe_departure(answers: list[TaskAnswer], lenience: float) -> str:
     return (
         f"lenience {lenience:g}: not the target's distribution but {bias / max(1, tokens):.4f} "
         f"away from it (total variation, mean of {tokens} tokens); no token has more than "
-        f"{1 / lenience:.3g} times its probability"
+        f"{1 / lenience:.3g} times its probability there"
     )
 
 
 def begin_json(
     spec: Speculator, answers: Iterable[TaskAnswer], speculation: dict[str, Any]
 ) -> Iterator[TaskAnswer]:
-    """Print the beginning of the JSON document, then each answer as a line of it. Yield the
-    answers; `end_json` prints the rest of the document."""
+    """Print the beginning of the JSON document, then each answer as a line. Yield each answer after
+    it is printed. `end_json` prints the end of the document."""
     print(json.dumps(describe_pair(spec))[:-1], end=', "completions": [')
     for i, answer in enumerate(answers):
         line = json.dumps(answer_to_dict(answer, speculation), allow_nan=False)
@@ -277,8 +276,7 @@ def begin_json(
 
 
 def end_json(comparison: Any) -> None:
-    """Print the end of the JSON document that `begin_json` began, with the comparison if there is
-    one."""
+    """Print the end of the JSON document of `begin_json`, with the comparison unless it is None."""
     print("\n]", end="")
     if comparison:
         compared = {**asdict(comparison), "speedup": comparison.speedup}
@@ -334,5 +332,5 @@ def _logprobs_to_dict(logprobs: Logprobs) -> dict[str, Any]:
 
 
 def _finite_or_none(logprob: float) -> float | None:
-    """Return the logprob, or None if it is -inf, for a token of probability 0: JSON has no -inf."""
+    """Return the logprob, or None for -inf (a token of probability 0), which JSON lacks."""
     return logprob if math.isfinite(logprob) else None

@@ -43,7 +43,7 @@ def doctor(
     """Show versions, the processor, memory and devices, or the backend of a model."""
     left_out = option.OriginOptions(), option.PlacementOptions(), None
     if model is None and (origin, placing, adapter) != left_out:
-        raise InputError("options of loading need a model; give one: foretoken doctor MODEL")
+        raise InputError("options of loading need a model; name the model: foretoken doctor MODEL")
     given = LoadOptions(**vars(origin), **vars(placing), adapter=adapter)
     set_up_logging()
     from foretoken.measurement import diagnosis  # late: imports torch

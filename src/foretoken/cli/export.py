@@ -23,7 +23,7 @@ from foretoken.loading.published_drafts import get_cached_kind
 from foretoken.sampling.params import SamplingParams
 
 FORETOKEN_ONLY_DRAFTS = ("self", "copy", "uniform")  # named drafts that vLLM lacks
-# Options of a benchmark that the vLLM command contains or does not need; others are reported
+# Options of a benchmark that the vLLM command contains or does not need; other options are reported
 EXPORTED_OPTIONS = (
     "target",
     "draft",
@@ -38,7 +38,7 @@ MAX_MATCH_TOKENS = 8  # vLLM's look-up needs a limit; foretoken's look-up has no
 VLLM_DIFFERENCES_TEXT = (
     "vLLM chooses the dtype itself (--dtype float32 is foretoken's default), uses one gamma for "
     "all steps, refuses min_p, and has no lenience with a reported bias; with a seed, its output "
-    "differs from that without draft tokens."
+    "with draft tokens differs from its output without draft tokens."
 )
 
 app = typer.Typer(no_args_is_help=True, help="Print vLLM's command for the same pair.")
@@ -131,7 +131,7 @@ def _settings_from_options(
     SamplingParams(temperature)  # raises InputError
     for name, value in (("target", target), ("draft", draft)):
         if value == "":
-            raise InputError(f"{name} is empty; give a folder or a hub id, or leave it out")
+            raise InputError(f"{name} is empty; give a folder or hub id, or leave out --{name}")
     target = option.resolve_target(target)
     if pair := named_models.find_pair(target):
         target, draft = str(pair.target), draft or (str(pair.draft) if pair.draft else None)
@@ -140,12 +140,12 @@ def _settings_from_options(
         raise InputError("this target needs --draft; give a folder, a hub id, lookup or none")
     if gamma is None and draft != "none":
         raise InputError(
-            "vLLM has no automatic gamma; give --gamma, such as foretoken bench recommends"
+            "vLLM has no automatic gamma; give --gamma, for example the fastest in foretoken bench"
         )
     if gamma if draft == "none" else gamma is not None and gamma < 1:
         raise InputError(
-            f"gamma is {gamma} with --draft {draft}; give 1 or more with a draft, or leave it out "
-            "with --draft none"
+            f"gamma is {gamma} with --draft {draft}; give --gamma 1 or more with a draft, and no "
+            "--gamma with --draft none"
         )
     if _is_encoder_decoder(Path(target)):
         raise _make_encoder_decoder_error(target)
@@ -153,8 +153,8 @@ def _settings_from_options(
 
 
 def _strip_lookup(draft: str) -> str:
-    """Return a draft's folder or name. For lookup+DRAFT it is that of DRAFT, as vLLM cannot combine
-    look-up with a draft."""
+    """Return the folder or name of a draft. For lookup+DRAFT, return the folder or name of DRAFT,
+    because vLLM cannot combine look-up with a draft."""
     main_draft = named_models.strip_lookup(draft)
     if main_draft != draft:
         print("vLLM cannot combine look-up with a draft; look-up is left out", file=sys.stderr)
@@ -162,7 +162,7 @@ def _strip_lookup(draft: str) -> str:
 
 
 def _is_encoder_decoder(folder: Path) -> bool:
-    """Return whether a folder has the config of an encoder-decoder; False if it is a hub id."""
+    """Return whether a folder has the config of an encoder-decoder; False for a hub id."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return bool(config.get("is_encoder_decoder"))
@@ -177,7 +177,7 @@ def _make_encoder_decoder_error(target: str) -> RefusedError:
 
 
 def _find_gguf_or_name(model: str) -> str:
-    """Return the path of the GGUF file that `model` names; `model` itself if it names none."""
+    """Return the path of the GGUF file that `model` names, or `model` if there is no such file."""
     found = hub.find_gguf(model) if hub.is_folder(model) or hub.HUB_GGUF.fullmatch(model) else None
     return str(found or model)
 
@@ -192,14 +192,14 @@ def make_speculative_config(setting: ExportSetting) -> dict[str, Any] | None:
     if draft == "none" or not setting.gamma:
         return None
     by_colon = ":" in draft and not (hub.is_folder(draft) or hub.HUB_GGUF.fullmatch(draft))
-    if draft in FORETOKEN_ONLY_DRAFTS or by_colon:  # self:KIND, or a module's
+    if draft in FORETOKEN_ONLY_DRAFTS or by_colon:  # self:KIND or MODULE:ARGUMENT
         raise RefusedError(
             f"draft {draft} exists in foretoken only; give the folder of a model, lookup or none"
         )
     if draft == "lookup":
         match = {"prompt_lookup_max": MAX_MATCH_TOKENS, "prompt_lookup_min": 1}
         return {"method": "ngram", **count, **match}
-    if draft == "mtp":  # the target's own layer
+    if draft == "mtp":  # a layer of the target
         config = {"method": "mtp", **count}
     else:
         method = get_cached_kind(draft, setting.draft_revision) or "draft_model"

@@ -47,17 +47,17 @@ def generate(
     output: Annotated[
         Path | None,
         "Append a line of JSON to this file for each finished prompt of --prompt-file. The same "
-        "command resumes a run. In a folder the file is results.jsonl; a .parquet file is "
-        "converted at the end from the .jsonl next to it.",
+        "command resumes a run. For a folder, the file is results.jsonl in it; a .parquet file is "
+        "converted at the end from the .jsonl file next to it.",
     ] = None,
     show_tokens: Annotated[bool, "Print a line per step, with draft tokens in colour."] = False,
     compare: Annotated[bool, "Also time plain decoding, and print the speed-up."] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Complete a prompt, or many, in the target's own distribution.
+    """Complete one or more prompts, in the target's own distribution.
 
     Temperature, top-k, top-p and min-p are not taken from the model's generation config. Stop
-    conditions, penalties and bans are taken from it, unless they are given.
+    conditions, penalties and bans come from this config, unless the command gives them.
     """
     # Report mistakes before torch is imported, which takes seconds, and before models load
     target, prompt = option.split_arguments(words, target)
@@ -69,8 +69,8 @@ def generate(
     if output is not None:
         if prompt_file is None or prompt is not None or compare or show_tokens or as_json:
             raise InputError(
-                "--output needs a file of prompts; give --prompt-file, and leave the prompt, "
-                "--compare, --show-tokens and --json out"
+                "--output needs a file of prompts; give --prompt-file, and leave out the "
+                "prompt, --compare, --show-tokens and --json"
             )
         tasks, bad = prompts.read_tasks(prompt_file, messages, options)
         lines = batch_file.BatchJob(tasks, (target, draft), loading, template, seed, speculation)
@@ -99,7 +99,7 @@ def generate(
 def _require_printable(tasks: list[PromptWithParams], *, compare: bool, as_json: bool) -> None:
     num_outputs = sum(task.num_outputs for task in tasks)
     if compare and num_outputs != 1:
-        raise InputError(f"--compare takes one prompt with one output, not {num_outputs}")
+        raise InputError(f"--compare takes one prompt with one output, not {num_outputs} outputs")
     asked = [(each.params.logprobs, each.params.prompt_logprobs) for each in tasks]
     if not as_json and any(each != (None, None) for each in asked):
         raise InputError("logprobs and prompt_logprobs are printed as JSON only; add --json")
@@ -119,8 +119,8 @@ def _print_completions(
     """Generate and print all completions. Exit with code 1 if a completion failed, 130 after
     Ctrl-C.
 
-    With `as_json` each completion is printed when it is finished; the JSON document is complete
-    also after a failure or Ctrl-C.
+    With `as_json`, each completion is printed when it finishes; the JSON document is complete even
+    after a failure or Ctrl-C.
     """
     keys = prompts.make_keys(tasks, seed)
     requests: list[Request] = []
@@ -158,7 +158,7 @@ def _print_completions(
             seconds = 2 * races.COMPARISON_REPEATS * once
             if seconds > 1:
                 n = races.COMPARISON_REPEATS
-                timing_text = f"timing {n} plain runs and {n} with drafts, alternating"
+                timing_text = f"timing {n} plain runs and {n} runs with drafts, in turn"
                 print(f"{timing_text}, about {seconds:.0f} s", file=sys.stderr)
             comparison = races.compare_with_plain(
                 spec, model_prompts[0], seed=seed, **tasks[0].given, **speculation
@@ -181,8 +181,8 @@ def _stream_completion(
     keys: list[tuple[int, int]],
     speculation: dict[str, Any],
 ) -> Completion:
-    """Print the output of one prompt as it is generated, as ids if there is no tokenizer, and
-    return the completion. Exit with code 1 if it fails, 130 after Ctrl-C."""
+    """Print the output of one prompt while it is generated, as ids without a tokenizer, and return
+    the completion. Exit with code 1 if generation fails, 130 after Ctrl-C."""
     pieces = spec.stream([prompt], task.params, seed=keys, **speculation)
     tokens = 0
     try:
@@ -209,7 +209,7 @@ def _stream_completion(
 def _generate_completions(
     spec: Speculator, seqs: list[SequenceState], speculation: dict[str, Any]
 ) -> Iterator[Completion]:
-    """Yield the sequences' completions in order; after Ctrl-C only completions that have begun.
+    """Yield the completions in order; after Ctrl-C, only completions of sequences that had started.
 
     A progress bar is shown on standard error if the sequences do not fit in one batch.
     """

@@ -25,7 +25,7 @@ from foretoken.text.decoding import IncrementalDetokenizer
 @dataclass(frozen=True, slots=True)
 class LocalModel:
     """Source of chat replies: a Speculator and its engine. `template` renders messages; the random
-    key of a reply is (`seed`, number of the reply)."""
+    key of a reply is (`seed`, number of earlier prompts)."""
 
     spec: Speculator
     engine: Engine
@@ -38,14 +38,14 @@ class LocalModel:
         return ", ".join(map(get_base_name, (self.spec.target_name, self.spec.draft_name)))
 
     def get_default_options(self, *, messages: bool) -> dict[str, Any]:
-        """Return the sampling options that a reply has by default: for a conversation (`messages`)
-        those of the model's generation config and a limit of new tokens, for plain text none."""
+        """Return the default sampling options of a reply: in a conversation (`messages`), the
+        model's generation config and a limit of new tokens; for plain text, none."""
         return {**self.spec.suggested, "max_new_tokens": DEFAULT_ANSWER_TOKENS} if messages else {}
 
     def get_plain_seconds(self, options: Mapping[str, Any]) -> float | None:
         """Return the seconds per token of plain decoding after a short prompt, as measured for the
         closest sampling params; None if they were not measured. `options`: all options of the
-        reply, with the defaults."""
+        reply, defaults included."""
         costs = self.gamma is None and self.spec.costing.find_nearest(SamplingParams(**options))
         return costs[0].step_seconds(0) if costs else None
 
@@ -120,17 +120,17 @@ def open_local_model(
     rule: str,
     lenience: float,
 ) -> Iterator[LocalModel]:
-    """Create an engine and yield the LocalModel that uses it; close the engine at the end.
+    """Create an engine, yield a LocalModel that uses the engine, and close the engine at the end.
 
-    `messages`: whether prompts are conversations; then earlier turns stay in a prefix cache.
+    `messages`: whether prompts are conversations; if so, earlier turns stay in a prefix cache.
     """
     with Engine(spec, 1, prefix_cache=messages, rule=rule, lenience=lenience) as engine:
         yield LocalModel(spec, engine, template, gamma, seed)
 
 
 def _spell_tokens(step: StepRecord, stream: IncrementalDetokenizer | None) -> Iterator[ReplyToken]:
-    """Yield the tokens that a step committed: the text of each, and whether it is an accepted draft
-    token or the target's own."""
+    """Yield the tokens that a step committed, each with its text and its source: an accepted draft
+    token, or the target's own token."""
     own_fate = "corrected" if step.drafted else "plain"
     for i, token in enumerate(step.new_tokens):
         spelled = stream.add([token]) if stream else str(token)

@@ -41,7 +41,7 @@ from foretoken.sampling.params import SAMPLING_OPTIONS, SamplingParams
 from foretoken.sampling.speculation import SPECULATION_OPTIONS as SPECULATION
 from foretoken.storage.files import name_path_in_errors, parse_json, read_text
 
-# Functions import torch late: it takes seconds, and mistakes of the user are reported before that
+# Functions import torch late: the import takes seconds, and mistakes of the user are reported first
 if TYPE_CHECKING:
     from foretoken.loading.target import TargetInfo
     from foretoken.speculator import Speculator
@@ -81,8 +81,8 @@ def parse_numbers(name: str, text: str, kind: type[NumberType]) -> tuple[NumberT
         raise InputError(f"{name} is {text!r:.60}; give numbers separated by commas") from None
 
 
-# By the check of a declared option: the option's type on the command line, and for a string value
-# the function that parses it
+# For the check of a declared option: the option's type on the command line, and the function that
+# parses the option's string
 OPTION_TYPES: dict[Any, Any] = {
     Number: float,
     Count: int,
@@ -117,14 +117,14 @@ def _make_annotation(name: str, declared: DeclaredOption) -> Any:
 
 
 def get_changed_options(options: TargetFileOptions) -> dict[str, Any]:
-    """Return the keyword arguments of `foretoken.load` whose values differ from its defaults."""
+    """Return the keyword arguments of `foretoken.load` whose values differ from the defaults."""
     defaults = LoadOptions()
     return {n: each for n, each in options.arguments.items() if each != getattr(defaults, n)}
 
 
 def format_flags(keywords: Mapping[str, Any]) -> list[str]:
-    """Return keyword arguments of `foretoken.load` as the words of a command line: flags, each
-    followed by its value if it takes one."""
+    """Return keyword arguments of `foretoken.load` as the words of a command line: flags, and a
+    value after each flag that takes a value."""
     words: list[str] = []
     for name, value in keywords.items():
         words.append(LOADING[name].flag or format_flag(name))
@@ -133,8 +133,8 @@ def format_flags(keywords: Mapping[str, Any]) -> list[str]:
 
 
 def make_option_group(declarations: Mapping[str, DeclaredOption], defaults: object) -> Any:
-    """Make a dataclass with a field for each declared option. Their defaults are the attributes of
-    `defaults` with the same names."""
+    """Make a dataclass with a field for each declared option. The default of a field is the
+    attribute of `defaults` with the same name."""
     members: list[tuple[str, Any, Any]] = []
     for each, declared in declarations.items():
         default = getattr(defaults, each)
@@ -148,8 +148,8 @@ def make_option_group(declarations: Mapping[str, DeclaredOption], defaults: obje
 
 
 def _select_options(*, one_text: bool) -> dict[str, DeclaredOption]:
-    """Return the sampling options that apply to a single output, or with `one_text` False those of
-    the whole request, in the order of the help's panels."""
+    """Return the sampling options of a single output (`one_text` True) or of a whole request
+    (`one_text` False), in the order of the help's panels."""
     names = [
         n for n, each in SAMPLING_OPTIONS.items() if each.one_text is one_text and n != "structured"
     ]
@@ -246,7 +246,6 @@ class SamplingOptions(PerRequestGroup, SequenceOptions):
 
 
 def _make_loading_group(name: str) -> Any:
-    """Make a dataclass of one group of `foretoken.load`'s options."""
     declarations = {n: each for n, each in LOADING.items() if each.group == name}
     declarations.pop("generation_config", None)  # its flag is --ignore-generation-config
     return make_option_group(declarations, LoadOptions())
@@ -254,14 +253,14 @@ def _make_loading_group(name: str) -> Any:
 
 @dataclass(frozen=True)
 class OriginOptions(_make_loading_group("origin")):
-    """Options for where a model comes from: its revision, and whether its own code may run."""
+    """Options for the origin of a model: its revision, and whether the model's code may run."""
 
     panel: ClassVar[str] = "Loading"
 
 
 @dataclass(frozen=True)
 class TargetFileOptions(_make_loading_group("reading"), OriginOptions):
-    """Options for loading a target's files, independent of its backend."""
+    """Options for loading a target's files, which do not depend on the backend."""
 
     ignore_generation_config: Annotated[bool, LOADING["generation_config"].help] = False
 
@@ -288,8 +287,8 @@ class TargetLoadOptions(_make_loading_group("target"), TargetFileOptions, Placem
         draft: str | None,
         check: Callable[[TargetInfo], object] = lambda target: None,
     ) -> Speculator:
-        """Return the pair that `foretoken.load` loads with these options. `check` is called with
-        the target's config and tokenizer before weights are loaded or converted; it may raise."""
+        """Return the pair that `foretoken.load` loads with these options. Before weights are loaded
+        or converted, `check` is called with the target's config and tokenizer, and may raise."""
         from foretoken.loading.load import load_checked
 
         return load_checked(check, target, draft, **self.arguments)
@@ -327,7 +326,7 @@ Draft = Annotated[str | None, DRAFT_HELP]
 
 def merge_target(positional: str | None, named: str | None) -> str | None:
     """Return the target, which may be given as an argument (`positional`) or with --target
-    (`named`); None if it is not given. Raises InputError if the two differ."""
+    (`named`); None if neither is given. Raises InputError if the two differ."""
     if positional is not None and named is not None and positional != named:
         raise InputError(
             f"the argument TARGET is {positional!r}, but --target is {named!r}; give one of them"
@@ -336,8 +335,8 @@ def merge_target(positional: str | None, named: str | None) -> str | None:
 
 
 def resolve_target(target: str | None) -> str:
-    """Return `target`, or if it is None the default target. The name of the default is printed,
-    unless it is novels."""
+    """Return `target`, or the default target if `target` is None. The name of a default other than
+    novels is printed."""
     if target is not None:
         return target
     if (default := named_models.get_default_target()) != named_models.NOVELS:
@@ -359,7 +358,7 @@ PromptArguments = Annotated[
 
 
 def split_arguments(words: list[str] | None, named: str | None) -> tuple[str | None, str | None]:
-    """Return the target and the prompt of a command. `words`: its arguments, [TARGET] PROMPT;
+    """Return the target and the prompt of a command. `words`: the arguments [TARGET] PROMPT;
     `named`: the value of --target.
 
     A single word is the prompt, unless it names a model on this machine. The prompt is None if it
@@ -403,15 +402,15 @@ def require_folder(out: Path, flag: str = "--out") -> None:
     """Raise InputError if the folder of the file `out` does not exist. Called before work that may
     take hours. `flag`: the option that set `out`, for the message."""
     if not out.parent.is_dir():
-        raise InputError(f"there is no folder {out.parent}; make it or give another {flag}")
+        raise InputError(f"there is no folder {out.parent}; create it, or give another {flag}")
 
 
 def require_file(out: Path, flag: str = "--out") -> None:
-    """Raise an error if the file `out` could not be written: InputError if it is a folder or its
-    folder does not exist, OSError if its folder is not writable."""
+    """Raise an error if the file `out` cannot be written: InputError if `out` is a folder or lies
+    in a missing folder, OSError if the folder is not writable."""
     require_folder(out, flag)
     if out.is_dir():
-        raise InputError(f"{out} is a folder; give another {flag}, for a file")
+        raise InputError(f"{out} is a folder; give a file as {flag}")
     if not out.exists() or out.is_file():
         temporary = out.with_name(f".{token_hex(8)}.part")  # as `write_atomically` names it
         with name_path_in_errors(out):
@@ -424,7 +423,7 @@ def require_file(out: Path, flag: str = "--out") -> None:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Options for the number of engines and the Ray cluster that they run on."""
+    """Options for the number of engines and the Ray cluster that the engines run on."""
 
     panel: ClassVar[str] = "Replicas"
     replicas: Annotated[int | None, "Run this many engines, each in its own process on Ray."] = None
@@ -432,7 +431,7 @@ class ClusterOptions:
         int | None, "Threads per replica. Default: an equal share of the processors."
     ] = None
     ray: Annotated[
-        str | None, "Ray cluster: host:port, auto (the one of this machine), or local (start one)."
+        str | None, "Ray cluster: host:port, auto (on this machine), or local (start a cluster)."
     ] = None
 
     @property
@@ -450,15 +449,15 @@ class ClusterOptions:
             if (count := getattr(self, name)) is not None:
                 FROM_ONE(format_flag(name), count)
         if self.threads is not None and not self.used:
-            raise InputError("--threads needs --replicas; give it, or set OMP_NUM_THREADS")
+            raise InputError("--threads needs --replicas; add --replicas, or set OMP_NUM_THREADS")
         if self.ray == "":
             raise InputError("--ray is empty; give host:port, auto or local")
 
 
 @contextmanager
 def require_extra(extra: str) -> Iterator[None]:
-    """Context manager around imports that need the extra `extra`: raise InputError with the pip
-    command if a package of it is not installed."""
+    """Context manager around imports that need the extra `extra`: if a package is not installed,
+    raise InputError with the pip command."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,8 +1,8 @@
 """Read prompts from an argument, a file or standard input, and determine the sampling params of
 each prompt. Prompts that are messages are rendered by a chat template.
 
-A line of a file may hold messages instead of a prompt. For some commands it may also hold sampling
-options, which override those of the command line.
+A line of a file may hold messages instead of a prompt. For some commands, a line may also hold
+sampling options, which override options of the command line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SAMPLING_KEYS = (*MESSAGE_KEYS, "seed", *TEXT_OPTIONS)
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """A prompt, or messages, with the options in its line of a prompt file."""
+    """A prompt, or messages, with the options in the same line of a prompt file."""
 
     prompt: str | list[int]
     id: Any = None  # copied to the completion
@@ -46,7 +46,7 @@ class PromptLine:
     @contextmanager
     def prefix_errors(self) -> Iterator[None]:
         """Context manager that puts the line's location before the message of any ForetokenError
-        raised in it."""
+        raised within the context."""
         try:
             yield
         except ForetokenError as error:
@@ -58,9 +58,9 @@ class PromptLine:
 def read_prompts(
     argument: str | None, file: Path | None, keys: tuple[str, ...] = PROMPT_KEYS
 ) -> list[PromptLine]:
-    """Return the prompts of a command: its argument, the lines of a file, or all of standard input
+    """Return the prompts of a command: the argument, the lines of a file, or all of standard input
     as one prompt. `keys`: the keys allowed in lines of JSON. Raises InputError if there is no
-    prompt or an invalid one."""
+    prompt or a prompt is invalid."""
     if argument is not None and file is not None:
         raise InputError("give a prompt or --prompt-file, not both")
     if file is not None:
@@ -77,8 +77,8 @@ def read_prompts(
 
 
 def read_first_prompts(file: Path, limit: int | None) -> list[PromptLine]:
-    """Return the first `limit` prompts of a file, or all if it is None. Raises InputError for an
-    invalid file or limit."""
+    """Return the first `limit` prompts of a file; all prompts if `limit` is None. Raises InputError
+    for an invalid file or limit."""
     if limit is not None and limit < 1:
         raise InputError(f"limit is {limit}; give the number of prompts to use, 1 or more")
     return read_prompts(None, file)[:limit]
@@ -86,7 +86,7 @@ def read_first_prompts(file: Path, limit: int | None) -> list[PromptLine]:
 
 def number_lines(file: Path, keys: tuple[str, ...]) -> list[tuple[int, Callable[[], PromptLine]]]:
     """Return (line number from 1, function) for each line of a file that is not empty. The function
-    parses the line, and raises InputError if it is invalid. `keys`: the keys allowed in lines of
+    parses the line, and raises InputError for an invalid line. `keys`: the keys allowed in lines of
     JSON."""
     lines = _read_lines(file)
     filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -105,7 +105,7 @@ def _read_lines(file: Path) -> list[str]:
 
 
 def import_parquet():  # not annotated: the type is the module's
-    """Import `cluster.parquet_files` and return it. Raises InputError if its extra is missing."""
+    """Import and return `cluster.parquet_files`. Raises InputError if the extra is missing."""
     with require_extra("ray"):
         from foretoken.cluster import parquet_files
     return parquet_files
@@ -148,7 +148,7 @@ def require_key(key: str, keys: tuple[str, ...]) -> None:
 
 def to_model_prompt(line: PromptLine, target: Speculator | TargetInfo) -> str | list[int]:
     """Return a line's prompt. If the target has no tokenizer, a string is parsed as ids separated
-    by commas; raises InputError if it is anything else."""
+    by commas; raises InputError for any other string."""
     if isinstance(line.prompt, list) or target.tokenizer is not None:
         return line.prompt
     try:
@@ -156,7 +156,7 @@ def to_model_prompt(line: PromptLine, target: Speculator | TargetInfo) -> str | 
     except ValueError:
         raise InputError(
             f"the model has no tokenizer, and {line.prompt.strip()[:40]!r} is not "
-            "ids separated by commas; give --tokenizer, a folder or hub id with one"
+            "ids separated by commas; give --tokenizer, a folder or hub id"
         ) from None
 
 
@@ -167,7 +167,7 @@ class ChatTemplate(NamedTuple):
     variables: dict[str, Any] | None = None
 
     def make_prompt(self, line: PromptLine, target: Speculator | TargetInfo) -> str | list[int]:
-        """Return a line's prompt for the target; its messages, if any, rendered and tokenized."""
+        """Return a line's prompt for the target; messages are rendered and tokenized."""
         if not line.messages:
             return to_model_prompt(line, target)
         from foretoken.text import chat  # late: torch takes seconds
@@ -239,7 +239,7 @@ class MessageOptions(TemplateOptions):
             with line.prefix_errors():
                 if not isinstance(line.prompt, str) or not line.prompt:
                     raise InputError(
-                        "--chat needs a prompt of text, not ids; give one, or leave --chat out"
+                        "--chat needs a prompt of text, not ids; give text, or leave out --chat"
                     )
             messages = [{"role": "user", "content": line.prompt}]
         if self.system is not None and messages[0]["role"] not in ("system", "developer"):
@@ -262,9 +262,9 @@ class PromptWithParams:
 
 
 def make_task(number: int, line: PromptLine, options: dict[str, Any]) -> PromptWithParams:
-    """Return a line with its sampling params. `options`: those of the command, which the line's
-    options override. Raises InputError for an invalid option; it names the line if that has
-    options."""
+    """Return a line with its sampling params. `options`: options of the command, which the line's
+    options override. Raises InputError for an invalid option; if the line has options, the error
+    names the line."""
     options = options | line.sampling
     with line.prefix_errors() if line.sampling else nullcontext():
         return PromptWithParams(number, line, options, SamplingParams(**options))

@@ -34,7 +34,7 @@ CONNECT_SECONDS, MAX_SILENCE_SECONDS = 10.0, 300.0  # timeouts for connecting an
 MAX_RETRIES = 12  # if a server is busy, loading or failing; `openai` respects Retry-After
 MAX_PAUSE_SECONDS = 5.0  # between requests to a server that is loading its model
 MAX_MESSAGE_CHARS = 300  # of a server's error message
-# OpenAI's names; vLLM's for options that OpenAI's API lacks
+# OpenAI's names of options; vLLM's names for options that OpenAI's API lacks
 API_NAMES = {name: each.api.name for name, each in SAMPLING_OPTIONS.items() if each.api}
 API_GRAMMAR_NAMES = {"json_schema": "json", "regex": "regex", "lark": "grammar", "choice": "choice"}
 
@@ -49,7 +49,7 @@ class RemoteModel:
 
     client: OpenAI
     model: str
-    facts: Mapping[str, Any]  # answer of a foretoken server to GET /v1/speculation; {}: another one
+    facts: Mapping[str, Any]  # a foretoken server's answer to GET /v1/speculation; {}: other server
     variables: Mapping[str, Any] | None = None  # for the server's chat template
     seed: int | None = None
     speculation: Mapping[str, Any] = field(default_factory=dict[str, Any])  # field of requests
@@ -60,9 +60,9 @@ class RemoteModel:
         return f"{self.model} at {get_address(self.client)}{f', {draft}' if draft else ''}"
 
     def get_default_options(self, *, messages: bool) -> dict[str, Any]:
-        """Return the sampling options that a reply has by default. In a conversation (`messages`)
-        the server applies its model's generation config; if a foretoken server reports that the
-        config has no temperature, the default is greedy, as without a server."""
+        """Return the default sampling options of a reply. In a conversation (`messages`), the
+        server also applies its model's generation config; if a foretoken server reports that this
+        config has no temperature, the default is greedy, as in a local chat."""
         if not messages:
             return {"temperature": 0.0, "max_new_tokens": MAX_NEW_TOKENS}
         greedy = self.facts and self.facts.get("temperature") is None
@@ -107,8 +107,8 @@ class RemoteModel:
             raise ReplyError("the server closed the stream before the reply was complete")
 
     def _send_request(self, prompt: ChatPrompt, options: Mapping[str, Any], number: int) -> Any:
-        """Send the request and return its stream of chunks. Fields that `openai` does not know are
-        in `extra_body`."""
+        """Send the request and return its stream of chunks. `extra_body` holds the fields that
+        `openai` does not support."""
         client = self.client.with_options(max_retries=MAX_RETRIES)
         common: dict[str, Any] = {"model": self.model, "stream": True}
         common["stream_options"] = {"include_usage": True}
@@ -149,12 +149,12 @@ def open_remote_model(
     seed: int | None,
     speculation: Mapping[str, Any],
 ) -> Iterator[RemoteModel]:
-    """Connect to a server and yield a RemoteModel of it. First query its capabilities, so that
+    """Connect to a server and yield a RemoteModel. Query the server's capabilities first, so that
     errors are reported early.
 
     Args:
         url: Address of the server, with or without /v1.
-        key: API key; None: none.
+        key: API key; None: the server needs no key.
         model: Name of the model; None: the first that the server lists.
         variables: Variables for the server's chat template.
         messages: True if prompts are conversations.
@@ -171,7 +171,7 @@ def open_remote_model(
         if speculation and not facts:
             raise InputError(
                 f"{get_address(client)} is not a foretoken server, so it takes no options of "
-                f"speculation; leave --{next(iter(speculation))} out"
+                f"speculation; leave out --{next(iter(speculation))}"
             )
         if messages and facts.get("chat") is False:
             raise InputError(
@@ -185,7 +185,7 @@ def make_client(url: str, key: str | None) -> OpenAI:
     """Return an `openai` client for a server. Raises InputError for an invalid address or API
     key."""
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise InputError("the API key has characters that HTTP headers cannot hold; give another")
+        raise InputError("HTTP headers cannot hold characters of this API key; give another key")
     client_log = logging.getLogger("openai._base_client")  # logs its retries
     client_log.setLevel(logging.INFO)
     client_log.handlers = [StderrLines()]
@@ -214,7 +214,7 @@ def get_first_model(client: OpenAI) -> str:
 
 def get_json(client: OpenAI, path: str) -> dict[str, Any]:
     """Return the JSON object at a path of the server; {} if the server rejects the request or sends
-    anything else. Retry while the server is loading its model."""
+    no JSON object. Retry while the server is loading its model."""
     try:
         with translate_errors(client):
             try:
@@ -227,7 +227,7 @@ def get_json(client: OpenAI, path: str) -> dict[str, Any]:
 
 
 def _retry_while_loading(ask: Callable[[], Any]) -> Any:
-    """Call `ask` and return its result. Call it again while the server answers that it is loading
+    """Call `ask` and return its result. Repeat the call while the server answers that it is loading
     its model."""
 
     def try_once() -> list[Any]:

@@ -1,5 +1,5 @@
-"""Printing of tables, paragraphs and progress bars. Paragraphs are wrapped on a terminal, and a
-single line in a file; progress bars are drawn on standard error."""
+"""Printing of tables, paragraphs and progress bars. Paragraphs are wrapped on a terminal; in a
+file, each paragraph is a single line. Progress bars are drawn on standard error."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ItemType = TypeVar("ItemType")
 
 
 def open_console(stream: TextIO | None = None) -> Console:
-    """Return a console on `stream`, by default standard output. Its width is that of the terminal
-    or of the environment variable COLUMNS; without either, lines are not wrapped."""
+    """Return a console on `stream`, by default standard output. The console is as wide as the
+    terminal or the environment variable COLUMNS; without either, lines are not wrapped."""
     file = stream or sys.stdout
     console = Console(file=file, highlight=False)
     sized = file.isatty() or "COLUMNS" in os.environ
@@ -39,8 +39,8 @@ def track_progress(
 
 
 def make_table(*headings: str, left: int = 1, gap: int = 1) -> Table:
-    """Return a table without a frame. The first `left` columns are aligned to the left; the others
-    hold numbers, aligned to the right. `gap`: additional blanks between columns."""
+    """Return a table without a frame. The first `left` columns are aligned to the left; the other
+    columns hold numbers, aligned to the right. `gap`: additional blanks between columns."""
     padding = (0, gap, 0, 0)
     view = Table(box=box.SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
     for i, heading in enumerate(headings):

@@ -26,7 +26,7 @@ class ReplyToken(NamedTuple):
 class ReplyPart(NamedTuple):
     """New text of a reply, and the tokens of the steps since the last part.
 
-    The tokens may be ahead of the text, as text that may begin a stop string is held back.
+    `tokens` may be ahead of `text`, in which a possible beginning of a stop string is delayed.
     """
 
     text: str

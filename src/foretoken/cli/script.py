@@ -31,8 +31,8 @@ from foretoken.cli import (
 from foretoken.errors import ForetokenError, describe_mismatch, format_value
 from foretoken.sampling.params import suggest_name
 
-# vLLM's name of an option -> foretoken's, for suggestions; and messages about options of vLLM that
-# have no equivalent
+# vLLM's name of an option -> foretoken's name, for suggestions; then messages for options of vLLM
+# that have no equivalent
 VLLM_OPTION_NAMES = {
     "enable_prefix_caching": "prefix_cache",
     "max_model_len": "max_length",
@@ -120,15 +120,15 @@ def run_app(app: typer.Typer) -> None:
     except Exception as error:
         if _is_from_signal(error):
             sys.exit(130)
-        traceback.print_exc()  # a bug; exit code 1 is a verdict of certify
+        traceback.print_exc()  # a bug; not exit code 1, which is a verdict of certify
         sys.exit(3)
 
 
 def _is_from_signal(error: BaseException) -> bool:
     """Return whether an error was caused by the exception of a signal.
 
-    Python 3.11 raises a RuntimeError from that exception if it interrupts `__set_name__`, as during
-    an import.
+    If a signal interrupts `__set_name__`, for example during an import, Python 3.11 raises a
+    RuntimeError with the signal's exception as its cause.
     """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt | SystemExit):
@@ -137,8 +137,8 @@ def _is_from_signal(error: BaseException) -> bool:
 
 
 def _format_error(error: typer.TyperException) -> str:
-    """Return the message of a command line's error. The messages of pydantic and of unknown options
-    are replaced by clearer ones."""
+    """Return the message of a command line's error. For errors of pydantic and for unknown options,
+    the message is clearer than the original."""
     from pydantic import ValidationError  # late: `--help` does not need it
 
     if isinstance(error, typer.BadParameter) and isinstance(error.__cause__, ValidationError):
@@ -151,7 +151,7 @@ def _format_error(error: typer.TyperException) -> str:
 
 def _describe_unknown_option(option: str, context: Any) -> str:
     """Return the message about an unknown option, with a suggestion if there is a similar option or
-    a subcommand has it. `context`: click's context of the command."""
+    if a subcommand has the option. `context`: click's context of the command."""
     parameters = context.command.params if context else ()
     flags = [name for each in parameters for name in each.opts if name.startswith("--")]
     for name, command in getattr(context and context.command, "commands", {}).items():

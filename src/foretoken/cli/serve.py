@@ -59,19 +59,19 @@ class ServeLoadOptions(option.PairLoadOptions):
 
     @cached_property
     def adapters(self) -> dict[str, str]:
-        """The folder or hub id of each adapter, keyed by the name given with it, or "" without one.
+        """The folder or hub id of each adapter, by the name of the adapter ("" if it has none).
         Raises InputError for a repeated name, or if one of several adapters has no name."""
         places: dict[str, str] = {}
         for given in self.adapter or ():
             name, place = parse_adapter(given)
             if name in places:
                 twice = f"the name {name!r} twice" if name else "two adapters without names"
-                raise InputError(f"--adapter gives {twice}; give each a different name")
+                raise InputError(f"--adapter gives {twice}; give each adapter a different name")
             places[name] = place
         if "" in places and len(places) > 1:
             raise InputError(
-                f"--adapter {places['']} has no name, and there are other adapters; give it as "
-                "NAME=FOLDER"
+                f"--adapter {places['']} has no name, and there are other adapters; give "
+                "each adapter as NAME=FOLDER"
             )
         return places
 
@@ -81,8 +81,8 @@ class ServeLoadOptions(option.PairLoadOptions):
             adapters.find_adapter(place)
 
     def with_measured_options(self, plan: Plan) -> ServeLoadOptions:
-        """Return a copy with the loading options of a benchmark's plan; print the options that this
-        adds. Raises InputError if an option was given that differs from the benchmark's."""
+        """Return a copy with the loading options of a benchmark's plan, and print the added
+        options. Raises InputError if the user gave an option another value than the benchmark."""
         given, defaults, new = self.arguments, ServeLoadOptions().arguments, dict[str, Any]()
         for name, default in defaults.items():
             value = plan.load.get(name, default)
@@ -102,8 +102,8 @@ class ServeLoadOptions(option.PairLoadOptions):
     def make_setups(
         self, setup: EngineSetup, name: str, cluster: option.ClusterOptions
     ) -> dict[str, EngineSetup]:
-        """Return the engine setup of each served model by its name: first the target's, which is
-        `setup` under `name`, then that of each named adapter. Raises InputError if an adapter has
+        """Return the engine setup of each served model, by the model's name: first the target,
+        which has `setup` and `name`, then each named adapter. Raises InputError if an adapter has
         the target's name, or if there are named adapters on a cluster."""
         places = {each: place for each, place in self.adapters.items() if each}
         if places and cluster.used:
@@ -113,7 +113,7 @@ class ServeLoadOptions(option.PairLoadOptions):
             )
         if name in places:
             raise InputError(
-                f"--adapter {name}={places[name]} has the target's name; give it another name, or "
+                f"--adapter {name}={places[name]} has the target's name; rename the adapter, or "
                 "give the target another name with --served-model-name"
             )
         with_each = {
@@ -126,7 +126,7 @@ class ServeLoadOptions(option.PairLoadOptions):
 def make_mismatch_error(flag: str, given: object, measured: object) -> InputError:
     return InputError(
         f"{flag} is {format_value(given)}, but the benchmark of --speculative-config used "
-        f"{format_value(measured)}; leave {flag} out, or run foretoken bench with it"
+        f"{format_value(measured)}; leave out {flag}, or run foretoken bench with it"
     )
 
 
@@ -142,8 +142,8 @@ def get_measured_target(plan: Plan, target: str | None) -> str:
 
 
 def parse_adapter(given: str) -> tuple[str, str]:
-    """Return the name and the place (folder or hub id) in a value of --adapter, which is NAME=PLACE
-    or PLACE alone, with the name "". Raises InputError if NAME or PLACE is empty."""
+    """Return (name, place) for a value of --adapter: NAME=PLACE, or PLACE alone, with the name "".
+    The place is a folder or hub id. Raises InputError if NAME or PLACE is empty."""
     name, equals, place = given.partition("=")
     if not equals or hub.is_folder(adapters.expand_home(given)):
         name, place = "", given
@@ -222,8 +222,8 @@ def serve(
 
 
 def _collect_options(flags: object, declarations: Mapping[str, DeclaredOption]) -> Any:
-    """Return the declared options that the user set, checked, by name. Raises InputError that names
-    the flag for an invalid value."""
+    """Return the values of the declared options that the user set, by name. Raises InputError, with
+    the flag in the message, for an invalid value."""
     values = {name: getattr(flags, name) for name in _select_options(declarations)}
     return {
         name: declarations[name].check(format_flag(name), value)

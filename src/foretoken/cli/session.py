@@ -58,13 +58,13 @@ Message = dict[str, Any]
 
 
 class Printer:
-    """Prints replies on standard output, part by part; with `coloured`, draft tokens in colour."""
+    """Prints replies on standard output, part by part. If `coloured`, draft tokens have colours."""
 
     def __init__(self, *, coloured: bool) -> None:
         self.console = Console(highlight=False)
         self.coloured, self._terminal = coloured, sys.stdout.isatty()
         self._marks = self.console.color_system is None or self.console.no_color
-        # Characters of tokens whose text is not printed yet, with their styles
+        # Characters of tokens that are not printed yet, each with its style
         self._pending: deque[tuple[str, str]] = deque()
         self.begun = False  # whether a part of the current reply was printed
 
@@ -92,7 +92,7 @@ class Printer:
             self.console.print(Text(displayed, style), end="", soft_wrap=True)
 
     def end(self) -> None:
-        """End the reply's last line, and print the log messages held during the reply."""
+        """End the reply's last line, and print the log messages delayed during the reply."""
         print(flush=True)
         release_messages()
         self._pending.clear()
@@ -102,8 +102,8 @@ class Printer:
         return CONTROL_CHARACTERS.sub("", text) if self._terminal else text
 
     def _pop_style(self, letter: str) -> str:
-        """Return the style of `letter`, the next character of the text: the style of the first such
-        pending character, or "" if there is none. Drop that character and the pending characters
+        """Return the style of `letter`, the next character of the text: the style of the first
+        equal character in `_pending`, or "" if there is none. Drop this pending character and all
         before it, which the text leaves out."""
         if not any(each == letter for each, _ in self._pending):
             return ""
@@ -171,12 +171,12 @@ class Session:
         _print_message("")
 
     def _answer(self, text: str) -> None:
-        """Print the reply to `text` as it is generated, and add both to the conversation, also if
-        the reply was interrupted."""
+        """Print the reply to `text` while it is generated. Add `text` and the reply to the
+        conversation, even if the reply is interrupted."""
         prompt_messages = [*(self.messages or []), {"role": "user", "content": text}]
         prompt = text if self.messages is None else prompt_messages
         options = self.source.get_default_options(messages=self.messages is not None) | self.options
-        # The first reply includes the backend's slow first forward passes, so it is not compared
+        # Do not compare the first reply's speed: the backend's first forward passes are slow
         plain = self.source.get_plain_seconds(options) if self.num_prompts else None
         reply, start = ChatReply(plain_seconds_per_token=plain), perf_counter()
         self.reply = reply
@@ -218,8 +218,8 @@ class Session:
             _print_message(f"{cut}; --max-new-tokens allows more")
 
     def _print_speed(self) -> None:
-        """Print the speed of the last reply and, if it is clearly faster than the measured speed of
-        plain decoding, the ratio of the two."""
+        """Print the speed of the last reply. If the reply was clearly faster than plain decoding,
+        also print the ratio of the two speeds."""
         reply = self.reply
         if reply is None or reply.tokens < MIN_PACE_TOKENS:
             return
@@ -240,7 +240,7 @@ class Session:
         name, _, argument = line.partition(" ")
         commands, argument = self._list_commands(), argument.strip()
         if name not in commands:
-            raise InputError(f"/{name} is not a command; /help lists all")
+            raise InputError(f"/{name} is not a command; /help lists all commands")
         hint, _, run = commands[name]
         if (argument and not hint) or (not argument and hint == "FILE"):
             raise InputError(f"give the command as /{name} {hint}".rstrip())
@@ -255,12 +255,12 @@ class Session:
             "undo": SlashCommand("", "Remove the last turn.", self._undo),
             "reset": SlashCommand("", "Remove all turns.", self._reset),
             "save": SlashCommand("FILE", "Save the messages as JSON.", self._save),
-            "load": SlashCommand("FILE", "Replace the messages by those of a file.", self._load),
+            "load": SlashCommand("FILE", "Replace the messages by those in FILE.", self._load),
         }
         return (conversation if self.messages is not None else {}) | {
             "set": SlashCommand(
                 "[NAME VALUE]",
-                "Set an option; NAME alone resets it; without NAME list all.",
+                "Set an option; without VALUE reset it; without NAME list all options.",
                 self._set,
             ),
             "stats": SlashCommand("", "Show statistics of the last reply.", self._format_stats),
@@ -301,8 +301,8 @@ class Session:
         return f"loaded {len(messages)} messages from {path}"
 
     def _set(self, argument: str) -> str:
-        """Run "/set NAME VALUE": set an option of the following replies; names are those of prompt
-        files. Without VALUE reset the option; without NAME list all options and their values."""
+        """Run "/set NAME VALUE": set an option of the following replies; prompt files have the same
+        names. Without VALUE reset the option; without NAME list all options and their values."""
         name, _, value = re.sub(r"^(\w+)\s*=\s*", r"\1 ", argument).partition(" ")
         if not name:
             rows = [
@@ -362,7 +362,7 @@ class Session:
 class SlashCommand(NamedTuple):
     """A slash command of a terminal session."""
 
-    argument: str  # name of its argument, in brackets if optional; "": it takes none
+    argument: str  # name of the argument, in brackets if optional; "": no argument
     help: str
     run: Callable[[str], str]  # takes the argument, returns a message to print or ""
 
@@ -380,7 +380,7 @@ def _read_lines() -> Iterator[str]:
 
 
 def _read_prompt() -> str:
-    """Read a prompt, joining lines that end with a backslash.
+    """Read a prompt. If a line ends with a backslash, the prompt continues in the next line.
 
     Raises EOFError after Ctrl-D, or Ctrl-C on an empty line.
     """
@@ -435,7 +435,7 @@ def run_session(
         source: The model that replies.
         options: Sampling options of the replies.
         show_tokens: Print draft tokens in colour.
-        quick: Answer only this prompt; None: answer standard input, a pipe or a terminal.
+        quick: Answer only this prompt; None: answer the lines of standard input.
         messages: First messages of the conversation; None: continue plain text instead.
     """
     session = Session(source, options, Printer(coloured=show_tokens), messages)

@@ -21,7 +21,7 @@ SpeculativeConfig = Annotated[
     "and gamma with the options of the benchmark.",
 ]
 HIDDEN_STATE_METHODS = ("eagle3", "dflash", "dspark")  # the draft's folder specifies the kind
-# None: the draft is the config's "model"
+# vLLM's method -> draft; None: the draft is the config's "model"
 METHOD_DRAFTS = {
     "draft_model": None,
     "ngram": "lookup",
@@ -42,7 +42,7 @@ class SpeculativeSettings(NamedTuple):
 
 def load_plan(text: str | None) -> Plan | None:
     """Return the plan in the benchmark file that the option names; None if the option is not given
-    or is vLLM's JSON. `text`: the option's value. Raises InputError for an invalid file."""
+    or has vLLM's JSON. `text`: the option's value. Raises InputError for an invalid file."""
     if not text or text.lstrip().startswith(("{", "[")):
         return None
     return read_plan(Path(text))
@@ -88,13 +88,13 @@ def parse_speculative_config(text: str | None, *flags: Any) -> SpeculativeSettin
     method = _require_choice(config, "method", METHOD_DRAFTS, "draft_model" if model else None)
     draft = METHOD_DRAFTS[method] or model
     if not isinstance(draft, str) or (METHOD_DRAFTS[method] and model not in (None, method)):
-        raise _make_error("model", model, "give the draft model; leave it out for ngram and mtp")
+        raise _make_error("model", model, "give the draft model, or no model for ngram and mtp")
     if method in HIDDEN_STATE_METHODS:
         kind = get_cached_kind(draft, None)
         if kind not in (None, method):
             raise _make_error("method", method, f"{draft} is a draft of kind {kind}")
     if gamma is not None and (not is_whole_number(gamma) or gamma < 1):
-        remedy = "give a whole number from 1, or leave it out: gamma is then automatic"
+        remedy = "give a whole number from 1, or leave it out for automatic gamma"
         raise _make_error("num_speculative_tokens", gamma, remedy)
     rule = _require_choice(config, "rejection_sample_method", VLLM_RULES, "block")
     return SpeculativeSettings(draft, gamma, VLLM_RULES[rule])

@@ -29,8 +29,8 @@ STYLE_NAMES = {
     "rejected draft token": REJECTED_STYLE,
     "target's own": CORRECTED_STYLE,
 }
-# Number of tokens before a token that are needed to decode it, as its leading space and parts of a
-# character depend on them
+# Number of preceding tokens that are needed to decode a token: its leading space, or a character
+# that it completes, depends on these tokens
 CONTEXT_TOKENS = 8
 
 
@@ -92,8 +92,8 @@ def add_marks(spelled: str, fate: str) -> str:
 
 
 def split_blanks(spelled: str) -> tuple[str, str, str]:
-    """Split a token's text into leading blanks, word and trailing blanks. If it has blanks only,
-    they are the word."""
+    """Split a token's text into leading blanks, word and trailing blanks. If the text has only
+    blanks, the blanks are the word."""
     word = spelled.strip()
     return spelled.partition(word) if word else ("", spelled, "")
 
@@ -119,8 +119,8 @@ def spell_steps(
 
 
 def _spell_token(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: int) -> str:
-    """Return the text that a token adds after the tokens `before`, with a sign for a newline; its
-    id if there is no tokenizer.
+    """Return the text that a token adds after the tokens `before`, with a sign for a newline.
+    Without a tokenizer, return the token's id.
 
     If the token adds no text, or only a part of a character, return a dot.
     """

@@ -47,8 +47,8 @@ def transcribe(
     gamma: option.Gamma = None,
     temperature: option.Temperature = 0.0,
 ) -> None:
-    """Transcribe audio files, with the times of each segment and, with --format json and if the
-    model supports it, of each word."""
+    """Transcribe audio files, with the times of each segment. If the model supports it, --format
+    json also has the times of each word."""
     if target is None:
         raise InputError("no model is given; give --target with a folder or hub id")
     if format not in TRANSCRIPT_FORMATS:
@@ -64,7 +64,7 @@ def transcribe(
     if output is not None:
         _make_folder(output)
     if duplicate := next((place for place in outputs if outputs.count(place) > 1), None):
-        raise InputError(f"two files would be written to {duplicate}; give them different names")
+        raise InputError(f"two audio files have the output file {duplicate}; rename one of them")
     loading.require(target)
     set_up_logging()
     from foretoken.speech import transcription  # late: imports torch
@@ -100,9 +100,9 @@ def transcribe(
 
 
 def _choose_audio_runtime(loading: option.PairLoadOptions, target: str) -> option.PairLoadOptions:
-    """Return the options, with the torch backend if the target is not an encoder-decoder: the
-    native backend supports audio in encoders only. Raises RefusedError if the dtype needs the
-    native backend."""
+    """Return the options. For a target that is not an encoder-decoder, choose the torch backend,
+    because the native backend supports audio in encoders only. Raises RefusedError if the dtype
+    needs the native backend."""
     if loading.runtime != "auto":
         return loading
     from foretoken.loading.sources import find_source

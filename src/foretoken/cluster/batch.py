@@ -1,5 +1,5 @@
 """Complete many prompts with Ray Data. Each worker has an engine, which runs several of Ray's
-batches at a time, so that a batch does not wait for the last completion of another.
+batches at a time, so that a batch does not wait for the last completion of another batch.
 
 A completion depends only on its prompt, options and random key. If a worker dies, Ray gives its
 batches to another worker, which generates the same completions.
@@ -46,9 +46,9 @@ class PromptTask:
 def generate_completions(
     tasks: list[PromptTask], workers: int, threads: int, *life: Any
 ) -> Iterator[tuple[int, Completion | ForetokenError]]:
-    """Complete the tasks with `workers` workers of `threads` threads each. Yield the index of each
-    task with its completion, without steps, or its error, as they finish. `life`: the other
-    arguments of BatchWorker."""
+    """Complete the tasks with `workers` workers of `threads` threads each. Yield (index of the
+    task, completion without steps or error) when a task finishes. `life`: the arguments of
+    BatchWorker after `threads`."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
@@ -75,7 +75,7 @@ def generate_completions(
 
 class BatchWorker:
     """A Ray actor with an engine, which completes batches of prompts. `names` (target and draft)
-    and `loading` are arguments of `load`, `engine` those of the engine."""
+    and `loading` are arguments of `load`; `engine` has arguments of AsyncEngine."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class BatchWorker:
         self._engine_start: asyncio.Task[Any] | None = None
 
     async def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if self._engine_start is None:  # started here, on the event loop that all batches share
+        if self._engine_start is None:  # start it here, on the event loop that all batches share
             self._engine_start = asyncio.ensure_future(self._engine.__aenter__())
         await self._engine_start
         completions = await asyncio.gather(

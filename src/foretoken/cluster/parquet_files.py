@@ -26,8 +26,8 @@ RESULT_COLUMN_TYPES = {  # other columns hold JSON
 
 
 def read_json_lines(file: Path) -> list[str]:
-    """Return each row of a Parquet file as a line of JSON, without its null values. Raises
-    InputError if the file cannot be read."""
+    """Return each row of a Parquet file as a line of JSON, without null values. Raises InputError
+    if the file cannot be read."""
     try:
         rows: list[dict[str, Any]] = pyarrow.parquet.read_table(file).to_pylist()
         return [json.dumps({n: v for n, v in row.items() if v is not None}) for row in rows]

@@ -1,8 +1,8 @@
 """The server's application under Ray Serve, and the replicas of its engine.
 
-A replica is an engine in its own actor, on a machine that Ray chooses. The server connects to it
-and uses the connection like a pipe. If a machine or its network fails, the connection may stay
-open; Ray reports the replica's death then.
+A replica is an engine in its own actor, on a machine that Ray chooses. The server connects to the
+replica and uses the connection like a pipe. If a machine or its network fails, the connection may
+stay open; Ray then reports the replica's death.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaActor:
-    """The Ray actor that runs a replica's engine. It ends when its owner, the server, does."""
+    """The Ray actor of a replica's engine. It ends when its owner, the server, ends."""
 
     def open(self, key: bytes, node: str) -> tuple[str, int]:
         """Start to listen for the owner's connection and return the address to connect to. `key`:
-        secret that the owner must prove to have; `node`: Ray's id of the owner's machine. If it is
-        this machine, the address is on the loopback."""
+        secret that the owner must know; `node`: Ray's id of the owner's machine. If the owner is on
+        this machine, the address is a loopback address."""
         is_local = node == ray.get_runtime_context().get_node_id()
         host = LOOPBACK_HOST if is_local else ray.util.get_node_ip_address()
         self._listener = Listener((host, 0), authkey=key)
@@ -67,8 +67,8 @@ class ReplicaActor:
 
 
 def describe_version_differences(versions: dict[str, str], owner_versions: dict[str, str]) -> str:
-    """Return a message about packages whose versions on this machine (`versions`) differ from those
-    on the owner's (`owner_versions`)."""
+    """Return a message about packages whose versions on this machine (`versions`) differ from the
+    versions on the owner's machine (`owner_versions`)."""
     names = sorted(
         n for n in {*versions, *owner_versions} if versions.get(n) != owner_versions.get(n)
     )
@@ -81,7 +81,7 @@ def describe_version_differences(versions: dict[str, str], owner_versions: dict[
 
 class ReplicaHandle:
     """The owner's handle of a replica, which is used both as `Process` and as `Pipe` of a `Child`.
-    Methods of the pipe wait until Ray has placed the replica and it is connected."""
+    `recv` and `send_bytes` wait until Ray has placed the replica and the replica is connected."""
 
     def __init__(self, setup: EngineSetup, threads: int) -> None:
         environment = {"OMP_NUM_THREADS": str(threads)}
@@ -109,14 +109,14 @@ class ReplicaHandle:
         ray.kill(self._actor)
 
     def _run(self) -> None:
-        """Connect to the actor and wait until it ends, in a thread."""
+        """Run in a thread: connect to the actor and wait until the actor ends."""
         key, node = token_bytes(32), ray.get_runtime_context().get_node_id()
         try:
             address: Any = ray.get(self._actor.open.remote(key, node))
             running = self._actor.work.remote(*self._work_args)
             self._pipe.set_result(Client(address, authkey=key))
             ray.get(running)
-        except Exception as error:  # of a socket, or of Ray, whose errors have no common class
+        except Exception as error:  # of a socket, or of Ray: its errors have no common class
             log.warning("a replica ended: %s", to_one_line(error)[:200])
         finally:
             self._close_pipe()
@@ -158,7 +158,7 @@ def make_application(
 
     @serve.deployment(
         name="front",
-        num_replicas=1,  # it holds the state of all requests
+        num_replicas=1,  # this process holds the state of all requests
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         graceful_shutdown_timeout_s=options.drain + SHUTDOWN_MARGIN_SECONDS,
         ray_actor_options={"num_cpus": 0},
@@ -166,18 +166,18 @@ def make_application(
     @serve.ingress(make_app)
     class Front:
         def find_problem(self) -> str:
-            """Return why the models could not be loaded; "" if there was no error."""
+            """Return the reason why the models could not be loaded; "" without an error."""
             return self._fleet.problem
 
         async def scale(self, count: int) -> None:
-            """Change the number of replicas. A superfluous replica finishes its requests before it
-            ends, for at most `options.drain` seconds."""
+            """Change the number of replicas. A removed replica has at most `options.drain` seconds
+            to finish its requests."""
             if count < 1:
                 raise InputError(f"count is {count}; give a whole number from 1")
             self._fleet.scale(count, options.drain)
 
         async def drain(self) -> None:
-            """Refuse new requests and wait until the running ones have finished, for at most
+            """Refuse new requests and wait until running requests have finished, for at most
             `options.drain` seconds."""
             await self._fleet.stop(options.drain)
 
@@ -239,8 +239,8 @@ def run(
 
 @contextmanager
 def serve_application(app: serve.Application, host: str, port: int) -> Iterator[Any]:
-    """Run the application with Ray Serve at `host:port` and yield a handle to it. At the end, shut
-    Ray Serve down."""
+    """Run the application with Ray Serve at `host:port` and yield a handle of the application. At
+    the end, shut Ray Serve down."""
     quiet = {"log_level": "WARNING", "enable_access_log": False}
     serve.start(
         proxy_location="HeadOnly",

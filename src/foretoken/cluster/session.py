@@ -16,13 +16,13 @@ from foretoken.errors import InputError, to_one_line
 
 LOCAL_RAY = "local"
 OBJECT_STORE_BYTES = 100_000_000  # if Ray is started here; little data passes through the store
-ANSWER_SECONDS = 5.0  # timeout for an address to answer
-# Ray's head speaks HTTP/2. There the client sends a preface first, and then both sides send a frame
-# of this type (RFC 9113, section 3.4)
+ANSWER_SECONDS = 5.0  # timeout for an answer from an address
+# Ray's head speaks HTTP/2: the client sends a preface first, then both sides send a frame of this
+# type (RFC 9113, section 3.4)
 SETTINGS_FRAME = b"\x04"
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + SETTINGS_FRAME + bytes(5)
 REPLICA_BASE_BYTES = 400_000_000  # memory of a replica without its weights and KV cache
-# If it is 0, Ray listens on the loopback address only, as by default on macOS and Windows
+# If this variable is 0, Ray listens on the loopback only, as by default on macOS and Windows
 CLUSTER_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
@@ -37,7 +37,7 @@ def _import_ray():  # not annotated: the type is the module's
 def prepare_environment(address: str) -> None:
     """Prepare for `join`; call it before ray is imported. For LOCAL_RAY, set the variable that
     makes Ray listen on the loopback only, unless the user has set it. For host:port, raise
-    InputError if it is invalid or no Ray answers there."""
+    InputError if the address is invalid or no Ray answers at it."""
     if address == LOCAL_RAY:
         os.environ.setdefault(CLUSTER_VARIABLE, "0")
     elif address != "auto":
@@ -81,13 +81,13 @@ def join(address: str, cpus: int | None = None) -> None:
 
 
 def leave() -> None:
-    """Leave the cluster. If `join` started it, it ends."""
+    """Leave the cluster. If `join` started the cluster, the cluster ends."""
     _import_ray().shutdown()
 
 
 def choose_threads_per_replica(replicas: int, requested: int | None) -> int:
-    """Return the number of threads per replica: `requested`, or if it is None an equal share of the
-    cluster's CPUs. Raises InputError if the cluster has too few CPUs."""
+    """Return the number of threads per replica: `requested`, or an equal share of the cluster's
+    CPUs if `requested` is None. Raises InputError if the cluster has too few CPUs."""
     available = int(_import_ray().cluster_resources().get("CPU", 0))
     each = requested or max(1, available // replicas)
     if each * replicas > available:
@@ -117,7 +117,7 @@ def require_memory(replicas: int, weight_bytes: int, kv_bytes: int) -> None:
 
 
 def count_weight_bytes(*models: str | None) -> int:
-    """Return the bytes of the safetensors files of those models that are folders; others count
+    """Return the bytes of the safetensors files of the models that are folders; other models count
     0."""
     files = [file for name in models if name for file in Path(name).glob("*.safetensors")]
     return sum(file.stat().st_size for file in files)
@@ -126,7 +126,7 @@ def count_weight_bytes(*models: str | None) -> int:
 @contextmanager
 def _silence_stderr() -> Iterator[None]:
     """Discard output to the file descriptor of stderr: Ray's C++ code logs its connection attempts
-    there, at any log level. The exception that Ray raises contains the reason."""
+    there, at any log level. Ray's exception contains the reason of a failure."""
     sys.stderr.flush()
     saved_stderr = os.dup(2)
     try:

@@ -1,8 +1,8 @@
 """All controls of one sequence, in transformers' order. Drafting, verification, the next token and
-plain decoding share them.
+plain decoding share these controls.
 
 Speculative decoding stays exact with controls, because the same controls apply to p and to q, and
-at each position they depend on all tokens before it, draft tokens included.
+at each position the controls depend on all earlier tokens, draft tokens included.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from foretoken.request import Request
 from foretoken.sampling.params import SamplingParams
 
 MAX_SCORE = 1e30  # still finite in float32 after division by the lowest non-greedy temperature
-Control = Callable[[Tensor, TokenHistory], Tensor]  # scores [V], which it may change -> scores [V]
+Control = Callable[[Tensor, TokenHistory], Tensor]  # scores [V], may change them -> scores [V]
 
 
 class Matcher(Rewindable, Protocol):
@@ -33,13 +33,13 @@ class Matcher(Rewindable, Protocol):
         ...
 
     def find_forced_tokens(self) -> list[int]:
-        """Return the next tokens if the grammar forces them, else []."""
+        """Return the next tokens that the grammar forces; [] if no tokens are forced."""
         ...
 
 
 class Chain:
-    """The controls of one sequence, with their state. Before the scores after some draft tokens are
-    computed, these tokens are pushed to the controls; they are popped when other draft tokens
+    """The controls of one sequence, with their state. To compute the scores after some draft
+    tokens, these draft tokens are pushed to the controls, and are popped when other draft tokens
     replace them. Committed tokens are never popped."""
 
     def __init__(self, controls: list[tuple[str, Control]], context: _ControlContext) -> None:
@@ -55,8 +55,8 @@ class Chain:
         self._draft_tokens: list[int] = []  # pushed after the committed tokens
 
     def shape(self, logits: Tensor, draft_tokens: list[int]) -> Tensor:
-        """Return the scores `[V]` after the committed tokens and `draft_tokens`, from the model's
-        logits there, which it does not change.
+        """Apply the controls after the committed tokens and `draft_tokens`: take the model's logits
+        `[V]` there, which are not changed, and return scores `[V]`.
 
         Raises a ControlError that names the control if a control allows no token or fails.
         """
@@ -77,13 +77,13 @@ class Chain:
         return self._matcher.find_forced_tokens()
 
     def commit(self, tokens: list[int]) -> None:
-        """Update the controls for committed tokens, which follow those committed before."""
+        """Update the controls for newly committed tokens."""
         self._seek(tokens)
         self._draft_tokens = []
 
     def _seek(self, draft_tokens: list[int]) -> None:
-        """Pop and push tokens until the state of the controls is that after the committed tokens
-        and `draft_tokens`."""
+        """Pop and push tokens until the controls have the state after the committed tokens and
+        `draft_tokens`."""
         common = 0
         while (
             common < min(len(draft_tokens), len(self._draft_tokens))
@@ -100,7 +100,7 @@ class Chain:
 
     def _blame(self, logits: Tensor) -> ControlError:
         """Return an error that names the first control after which the highest score is not finite:
-        all scores are -inf, or one is NaN or +inf."""
+        all scores are -inf, or a score is NaN or +inf."""
         scores = logits.clone()
         for name, control in self.controls:
             scores = control(scores, self.history)
@@ -128,7 +128,7 @@ class _ControlContext:
 
     @property
     def source_ids(self) -> list[int]:
-        """The ids that controls of the encoder's input apply to; without an encoder, the prompt."""
+        """The ids for controls of the encoder's input; the prompt if there is no encoder."""
         return self.request.source or self.request.prompt
 
     @property
@@ -139,7 +139,7 @@ class _ControlContext:
 def build_chain(
     request: Request, V: int, number: int = 0, matcher: Matcher | None = None
 ) -> Chain | None:
-    """Return the controls of a request, or None if it has none.
+    """Return the controls of a request; None if the request has no controls.
 
     V: size of the target's output layer; number: index of the sequence in its call, which
     transformers' prefix constraints take as an argument; matcher: state of the grammar that the
@@ -225,5 +225,5 @@ def _iter_custom_controls(params: SamplingParams, context: _ControlContext) -> N
         yield f"processor {type(each.processor).__name__}", each
     if (matcher := context.matcher) is not None:
         yield "structured", lambda scores, history: matcher(scores)
-    if params.thinking_budget:  # last: it checks if the grammar allows the end of thinking
+    if params.thinking_budget:  # last: checks if the grammar allows the end of thinking
         yield "thinking_budget", penalties.LimitThinking(params.thinking_budget)

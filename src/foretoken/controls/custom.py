@@ -1,9 +1,9 @@
 """Custom logits processors and stopping criteria, called as in transformers, for one sequence at a
 time; and checks of a request's controls against the model and its tokenizer.
 
-Processors and criteria must be functions of a sequence's ids (and scores): state that they store
-from call to call would be wrong after rejected draft tokens, and they get no index in a batch.
-Classes of transformers that need such state or an index are adapted, or refused by name.
+Processors and criteria must be functions of a sequence's ids (and scores): a state stored from call
+to call would be wrong after rejected draft tokens, and no batch index is passed to them. Classes of
+transformers that need such state or an index are adapted, or refused by name.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ class CustomProcessor:
 
 
 class CustomStoppingCriterion:
-    """A user's stopping criterion: `criterion(ids [1, n], scores) -> [1]` or a bool. It is called
-    with the attribute `scores`, which is None by default."""
+    """A user's stopping criterion: `criterion(ids [1, n], scores) -> [1]` or a bool. Its second
+    argument is the attribute `scores`, by default None."""
 
     def __init__(self, criterion: Callable[[Tensor, Any], Any], prompt: list[int]) -> None:
         self.criterion, self.tokens = criterion, list(prompt)
         self.scores: Any = None
 
     def append_token(self, token: int) -> str | None:
-        """Append a token; return the criterion's name if it ends the sequence with this token, else
-        None."""
+        """Append a token; return the criterion's name if the criterion ends the sequence with this
+        token, else None."""
         self.tokens.append(token)
         name = type(self.criterion).__name__
         try:
@@ -88,7 +88,7 @@ class CustomStoppingCriterion:
         return name if over else None
 
     def close(self) -> None:
-        """Do nothing: unlike a detokenizer, a criterion holds no token back."""
+        """Do nothing: unlike a detokenizer, a criterion delays no text."""
 
 
 def flatten(objects: Iterable[Any]) -> list[Any]:
@@ -104,7 +104,7 @@ def require_supported(objects: Iterable[Any]) -> None:
         name = next((c.__name__ for c in type(each).__mro__ if c.__name__ in REFUSED_CLASSES), None)
         if name is not None:
             raise RefusedError(
-                f"{name} is not supported, because it {REFUSED_CLASSES[name]}; leave it out"
+                f"{name} is not supported, because it {REFUSED_CLASSES[name]}; leave out {name}"
             )
 
 
@@ -120,8 +120,8 @@ def wrap_criteria(objects: Iterable[Any], prompt: list[int]) -> list[CustomStopp
 
 
 def _adapt(processor: Any, number: int) -> Any:
-    """Return the processor. A prefix constraint is replaced by one that gets `number` as its batch
-    index; transformers' own would always get 0, because each call has one sequence."""
+    """Return the processor. A prefix constraint is wrapped to get `number` as its batch index;
+    otherwise the index would always be 0, because each call has one sequence."""
     if type(processor).__name__ != PREFIX_PROCESSOR:
         return processor
     allowed = processor._prefix_allowed_tokens_fn
@@ -129,8 +129,8 @@ def _adapt(processor: Any, number: int) -> Any:
 
 
 def require_supported_params(params: SamplingParams, target: Model, has_tokenizer: bool) -> None:
-    """Raise InputError for ids and counts beyond the target's vocabulary and for options that need
-    a missing tokenizer; RefusedError for unsupported options."""
+    """Raise InputError for ids and counts that exceed the target's vocabulary, and for options that
+    need a tokenizer if there is none; RefusedError for unsupported options."""
     V = target.vocab_size
     for name, ids in params.list_ids().items():
         for token in ids:
@@ -141,14 +141,15 @@ def require_supported_params(params: SamplingParams, target: Model, has_tokenize
         count = getattr(params, name)
         if count is not None and count > V:
             raise InputError(
-                f"{name} is {format_value(count)}, but there are {V} tokens; give at most {V}"
+                f"{name} is {format_value(count)}, but the model has {V} tokens; give at most {V}"
             ).with_option(name)
     if params.prompt_logprobs is not None and target.encoder_decoder:
         raise RefusedError(
-            "prompt_logprobs does not work for an encoder-decoder: it computes no probabilities of "
-            "its prompt, the encoder's input; leave prompt_logprobs out"
+            "prompt_logprobs does not work with an encoder-decoder, which computes no "
+            "probabilities of its prompt, the encoder's input; leave out prompt_logprobs"
         ).with_option("prompt_logprobs")
     for name in ("stop_strings", "structured"):
         if getattr(params, name) and not has_tokenizer:
-            raise InputError(f"{name} needs a tokenizer; load the model with one").with_option(name)
+            problem = f"{name} needs a tokenizer; load the model with a tokenizer"
+            raise InputError(problem).with_option(name)
     require_supported((*params.processors, *params.stopping))

@@ -45,8 +45,8 @@ class GrammarVocabulary:
     """The vocabulary that grammars are compiled for: a tokenizer's tokens with ids below V, and the
     ids that end an output, `eos`.
 
-    It contains llguidance's tokenizer, which takes a second to build and has a single EOS token.
-    The vocabularies of one tokenizer share it; its EOS token is the lowest id of `model_eos`.
+    All vocabularies of one tokenizer share llguidance's tokenizer, which takes a second to build.
+    llguidance's tokenizer has a single EOS token, the lowest id of `model_eos`.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class GrammarVocabulary:
         self.eos_ids = sorted(id for id in eos if id < V)
         if not self.eos_ids:
             raise InputError(
-                "structured output ends with an EOS token and the model has none; set "
-                "eos_token_id in its generation config"
+                "structured output ends with an EOS token, but the model has none; set "
+                "eos_token_id in the model's generation config"
             )
         end = min((id for id in model_eos if id < min(V, len(tokenizer))), default=self.eos_ids[0])
         self.lexicon = lexicons.get((end, len(tokenizer)), _build_lexicon, tokenizer, end)
-        self.forbidden_ids = [] if end in self.eos_ids else [end]  # EOS for llguidance only
+        self.forbidden_ids = [] if end in self.eos_ids else [end]  # it is EOS for llguidance only
         self._grammars: SharedCache[CompiledGrammar] = SharedCache(MAX_CACHED_GRAMMARS)
 
     def compile_grammar(self, structured: Structured) -> CompiledGrammar:
-        """Return the compiled grammar, from a cache. Raises InputError if it does not compile or no
-        token can begin a match."""
+        """Return the compiled grammar, from a cache. Raises InputError if the grammar does not
+        compile or no token can begin a match."""
         return self._grammars.get(structured, self._compile, structured)
 
     def _compile(self, structured: Structured) -> CompiledGrammar:
@@ -90,14 +90,14 @@ def get_vocabulary(
     if tokenizer is None or not getattr(tokenizer, "is_fast", False):
         raise InputError(
             "structured output needs a fast tokenizer of transformers, not "
-            f"{type(tokenizer).__name__}; give one as tokenizer="
+            f"{type(tokenizer).__name__}; give a fast tokenizer as tokenizer="
         )
     caches: _VocabularyCaches = (
         SharedCache(MAX_CACHED_VOCABULARIES),
         SharedCache(MAX_CACHED_VOCABULARIES),
     )
     vocabularies, lexicons = _VOCABULARIES.setdefault(tokenizer, caches)
-    key = (V, eos, model_eos, len(tokenizer))  # users may add tokens
+    key = (V, eos, model_eos, len(tokenizer))  # the length, because users may add tokens
     return vocabularies.get(key, GrammarVocabulary, tokenizer, V, eos, model_eos, lexicons)
 
 
@@ -125,8 +125,8 @@ class CompiledGrammar:
         return state
 
     def _require_match(self) -> None:
-        """Raise InputError if no token can begin a match, or continue it after its forced tokens.
-        Dead ends after that are found during generation."""
+        """Raise InputError if no token can begin a match, or if no token can follow the forced
+        beginning of a match. Later dead ends are found during generation."""
         first = self.make_matcher()
         for token in first.find_forced_tokens():
             first.push(token)
@@ -137,18 +137,18 @@ class CompiledGrammar:
 class GrammarMatcher:
     """The state of a grammar after the tokens of one sequence.
 
-    A matcher is live at first. It is *ended* after an EOS token if the output may end there; *dead*
-    after a token that the grammar does not allow, or any token that follows the end. `pop` returns
-    it to the state before.
+    A matcher is *live* at first. After an EOS token, the matcher is *ended* if the output may end
+    there. After a token that the grammar does not allow, or any token after the end, the matcher is
+    *dead*. `pop` restores the state before the last token.
     """
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self._grammar = grammar
         self._vocabulary = grammar.vocabulary
         self._state = grammar.copy_matcher([])
-        self._tokens: list[int] = []  # consumed while live: no EOS, no token that is not allowed
-        self._num_tokens_after_end = 0  # tokens pushed since it was live
-        self._ended_by_eos = False  # whether the first of them was a valid EOS
+        self._tokens: list[int] = []  # consumed while live: allowed tokens without EOS
+        self._num_tokens_after_end = 0  # tokens pushed since the matcher was live
+        self._ended_by_eos = False  # whether the first of these tokens was a valid EOS
         self._forced: list[int] | None = None  # cached result of `find_forced_tokens`
 
     @property
@@ -160,7 +160,7 @@ class GrammarMatcher:
         return self._num_tokens_after_end > 0 and not self.ended
 
     def push(self, token: int) -> None:
-        """Append a token, which need not be allowed."""
+        """Append a token, even one that the grammar does not allow."""
         self._forced = None
         if self._num_tokens_after_end:
             self._num_tokens_after_end += 1
@@ -199,19 +199,19 @@ class GrammarMatcher:
 
     def __call__(self, scores: Tensor) -> Tensor:
         """Return `scores [V]`, on any device, with -inf for tokens that are not allowed. After the
-        end they are unchanged, because tokens there are cut off. Raises ControlError if no token is
-        allowed."""
+        end of the output, the scores are unchanged, because later tokens are cut off. Raises
+        ControlError if no token is allowed."""
         if self.ended:
             return scores
         mask = self.compute_mask()
-        if not mask.numpy().any():  # 30 times as fast as torch's at V = 128,000
+        if not mask.numpy().any():  # 30 times as fast as torch's any at V = 128,000
             raise ControlError(self._explain_empty_mask()).with_option("structured")
         return torch.where(mask.to(scores.device), scores, -math.inf)
 
     def find_forced_tokens(self) -> list[int]:
-        """Return a tokenization of the string that the grammar forces next; [] if it forces none.
-        These are only draft tokens: other tokens may decode to the same string, and the last token
-        may extend beyond it."""
+        """Return a tokenization of the string that the grammar forces next; [] if no string is
+        forced. Use these tokens as draft tokens only: other tokens may decode to the same string,
+        and the last token may extend beyond the string."""
         if self._forced is None:
             self._forced = [] if self._num_tokens_after_end else self._tokenize_forced_text()
         return list(self._forced)
@@ -223,10 +223,9 @@ class GrammarMatcher:
         return list(takewhile(lambda token: token < V and token not in ends, tokens))
 
     def _explain_empty_mask(self) -> str:
-        """Return the reason why no token is allowed."""
         name = f"structured output's {self._grammar.kind}"
         if self._num_tokens_after_end:
-            return f"{name} does not match the output; sample only tokens that it allows"
+            return f"{name} does not match the output; sample only tokens that the grammar allows"
         reason = _clean_message(self._state.get_error())
         if not reason or reason.startswith("NoExtension"):
             reason = "no token continues the output"
@@ -234,8 +233,7 @@ class GrammarMatcher:
 
 
 def _import_llguidance():  # not annotated: the type is the module's
-    """Return the module llguidance, imported late because it is an extra. Raises InputError if it
-    is missing."""
+    """Return the module llguidance, imported late. Raises InputError if this extra is missing."""
     try:
         import llguidance
     except ImportError:
@@ -246,11 +244,11 @@ def _import_llguidance():  # not annotated: the type is the module's
 
 
 def _build_lexicon(tokenizer: Any, end: int) -> LLTokenizer:
-    """Return llguidance's tokenizer for a fast tokenizer. Raises InputError if it fails."""
+    """Return llguidance's tokenizer for a fast tokenizer. Raises InputError if llguidance fails."""
     llguidance = _import_llguidance()
     if end >= len(tokenizer):
         raise InputError(
-            f"structured output ends with an EOS token, but this tokenizer has none of id {end}; "
+            f"structured output ends with an EOS token, but this tokenizer has no id {end}; "
             "correct eos_token_id in the model's generation config"
         )
     try:
@@ -258,7 +256,7 @@ def _build_lexicon(tokenizer: Any, end: int) -> LLTokenizer:
     except ValueError as error:
         raise InputError(
             f"structured output does not support this tokenizer: {to_one_line(error)}; leave "
-            "structured out"
+            "out structured"
         ) from None
     _require_spelling(lexicon, tokenizer)
     return lexicon
@@ -276,8 +274,8 @@ def serialize_tokenizer(tokenizer: Any) -> str:
 
 
 def _convert_decoder(decoder: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return a tokenizer's decoder without Metaspace, which llguidance ignores. Its replacement
-    decodes to the same string except at the beginning of an output."""
+    """Return a tokenizer's decoder without Metaspace, which llguidance ignores. The replacement of
+    Metaspace decodes to the same string except at the beginning of an output."""
     parts: list[dict[str, Any]] = [decoder] if decoder else []
     if decoder and decoder["type"] == "Sequence":
         parts = decoder["decoders"]
@@ -306,12 +304,12 @@ def _require_spelling(lexicon: LLTokenizer, tokenizer: PreTrainedTokenizerBase) 
         if REPLACEMENT_CHARACTER not in spelled and spelled != decoded:
             raise InputError(
                 f"structured output does not support this tokenizer: it decodes token {token} to "
-                f"{decoded[1:]!r}, llguidance to {spelled[1:]!r}; leave structured out"
+                f"{decoded[1:]!r}, llguidance decodes it to {spelled[1:]!r}; leave out structured"
             )
 
 
 def _compile_matcher(structured: Structured, lexicon: LLTokenizer) -> LLMatcher:
-    """Return llguidance's compiled grammar. Raises InputError if it does not compile."""
+    """Return llguidance's compiled grammar. Raises InputError if the grammar does not compile."""
     compiled = _import_llguidance().LLMatcher(lexicon, to_llguidance(structured), log_level=0)
     if compiled.is_error():
         raise _make_error(structured.kind, _clean_message(compiled.get_error()))
@@ -319,7 +317,7 @@ def _compile_matcher(structured: Structured, lexicon: LLTokenizer) -> LLMatcher:
 
 
 def find_schema_problem(schema: Any) -> str | None:
-    """Return the reason why llguidance does not support a JSON schema; None if it does."""
+    """Return why llguidance does not support a JSON schema; None if the schema is supported."""
     matcher = _import_llguidance().LLMatcher
     return (
         _clean_message(matcher.validate_grammar(to_llguidance(Structured("json_schema", schema))))
@@ -328,7 +326,7 @@ def find_schema_problem(schema: Any) -> str | None:
 
 
 def to_llguidance(structured: Structured) -> str:
-    """Return a grammar in llguidance's JSON format. Raises InputError if its source is not a valid
+    """Return a grammar in llguidance's JSON format. Raises InputError if the source is not a valid
     JSON schema, regex or list of choices."""
     kind, text = structured
     try:
@@ -338,8 +336,8 @@ def to_llguidance(structured: Structured) -> str:
 
 
 def _build_grammars(kind: str, text: str) -> list[dict[str, Any]]:
-    """Return the grammars for llguidance to compile. The output must match the first one, which may
-    refer to the others. Raises ValueError if `text` is not a valid grammar of this kind."""
+    """Return the grammars for llguidance to compile. The output must match the first grammar, which
+    may refer to the other grammars. Raises ValueError if `text` is not a valid grammar."""
     if kind == "json_schema":
         schema = rewrite_schema(json.loads(text), JSON_SEPARATORS)
         return [_build_lark("start: @schema"), {"name": "schema", "json_schema": schema}]
@@ -369,13 +367,14 @@ def build_symbol(structured: Structured) -> str:
 
 def _build_lark(text: str) -> dict[str, Any]:
     """Return a Lark grammar whose masks contain every token that continues a match. Without
-    `no_forcing`, if only one string can follow, a mask contains only the first token of its
-    tokenization, which may even decode to another string or be missing in the output layer."""
+    `no_forcing`, if only one string can follow, a mask would contain only the first token of that
+    string's tokenization, which may even decode to another string or be missing in the output
+    layer."""
     return {"lark_grammar": f"{text}\n{NO_FORCING}"}
 
 
 def _clean_message(message: str) -> str:
-    """Return llguidance's message in one line, without its parser state and our settings."""
+    """Return llguidance's message in one line, without the parser state and `NO_FORCING`."""
     lines = [line for line in message.split("\n<state>")[0].split("\n") if NO_FORCING not in line]
     return " ".join(" ".join(lines).split())[:200]
 

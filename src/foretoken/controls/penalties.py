@@ -2,7 +2,8 @@
 id, depending on the position or the tokens before.
 
 A control is a function `control(scores, history) -> scores` of one position; it may change `scores
-[V]` in place. Tokens are pushed to and popped from the history one at a time, draft tokens too.
+[V]` in place. All tokens, also draft tokens, are pushed to and popped from the history one at a
+time.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class TokenCounts:
         self.counts.view[index] += 1
 
     def pop(self, token: int) -> None:
-        """Remove `token`, which must be the last one pushed. If it occurred only once, it is the
-        last of `ids`."""
+        """Remove `token`, which must be the last token pushed. A token that occurred only once is
+        then also the last of `ids`."""
         index = self._indices[token]
         self.counts.view[index] -= 1
         if not self.counts.view[index]:
@@ -79,9 +80,8 @@ class TokenCounts:
 
 
 class TokenHistory:
-    """The tokens of a sequence (the first `prompt` of them are the prompt), and the number of times
-    that each id occurs in all tokens and in the new tokens. The cost per token does not grow with
-    the length."""
+    """The tokens of a sequence, of which the first `prompt` are the prompt, and the counts of each
+    id in all tokens and in the new tokens. The time per token does not grow with the length."""
 
     def __init__(self, prompt: list[int]) -> None:
         self.tokens, self.prompt = list(prompt), len(prompt)
@@ -113,8 +113,7 @@ class TokenHistory:
 
 
 class SuppressTokens:
-    """Forbids these ids as new tokens with indices from `start` to `until` - 1; by default
-    everywhere."""
+    """Forbids `ids` for the new tokens `start` to `until` - 1; by default for all new tokens."""
 
     def __init__(self, ids: list[int], start: int = 0, until: int | None = None) -> None:
         self.ids, self.start, self.until = torch.tensor(ids, dtype=torch.long), start, until
@@ -153,8 +152,8 @@ class ForceTokens:
 
 
 class LimitThinking:
-    """Forces the closing ids when the thinking budget is used up, or as soon after that as the
-    grammar allows them (it may not, for example, within a character)."""
+    """Forces the closing ids when the thinking budget is used up. If the grammar does not allow a
+    closing id yet, for example within a character, this id is forced as soon as it is allowed."""
 
     def __init__(self, budget: ThinkingBudget) -> None:
         self.budget = budget
@@ -283,7 +282,7 @@ def ban_tokens(scores: Tensor, ids: list[int]) -> Tensor:
     return scores.index_fill_(0, torch.tensor(ids, device=scores.device), -torch.inf)
 
 
-MAX_GROWTH = 1e30  # factor of a score: exceeds all other scores, and is finite in float32
+MAX_GROWTH = 1e30  # limit of a factor: the score exceeds all others, but is finite in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +312,7 @@ class EncoderRepetitionPenalty:
 @dataclass(frozen=True, slots=True)
 class OccurrencePenalty:
     """OpenAI's penalties: subtracts `presence` from the logit of every id in the output, and
-    `frequency` for each of its occurrences. The prompt does not count."""
+    `frequency` for each occurrence of the id. The prompt does not count."""
 
     presence: float
     frequency: float
@@ -344,7 +343,7 @@ class ExponentialDecayPenalty:
         return scores.index_copy_(0, ends, torch.where(now.isfinite(), raised, now))
 
     def _compute_growth(self, excess: int) -> float:
-        """Return `factor` to this power, limited to `MAX_GROWTH`."""
+        """Return `factor` to the power `excess`, at most `MAX_GROWTH`."""
         try:
             return min(self.factor**excess, MAX_GROWTH)
         except OverflowError:
@@ -352,8 +351,8 @@ class ExponentialDecayPenalty:
 
 
 def scale_scores(scores: Tensor, ids: Tensor, penalty: float) -> Tensor:
-    """Divide the positive scores of these ids by the penalty and multiply the negative ones by it,
-    in place. Return all scores."""
+    """Divide positive scores of these ids by the penalty and multiply negative scores by the
+    penalty, in place. Return all scores."""
     if not len(ids):
         return scores
     if scores.is_cpu:  # NumPy needs a quarter of torch's time for few numbers

@@ -1,12 +1,12 @@
 """The share of the processors that other processes used during a measurement.
 
-The system counts the busy time of each processor. Busy time that this process and its children did
-not spend is counted as that of other processes, and so is steal time of a hypervisor. The share is
-unknown on systems that do not report a process' CPU affinity (macOS).
+The system counts the busy time of each processor. Busy time that neither this process nor its
+children spent counts as time of other processes, and so does steal time of a hypervisor. The share
+is unknown on systems that do not report a process' CPU affinity (macOS).
 
-In a container, the counters are mostly the host's, and those of the processors that this process
+In a container, the counters are mostly the host's; only counters of processors that this process
 may run on are used. Processes of other containers count as other processes, although a CPU quota
-may prevent them from slowing this one.
+may prevent them from slowing this process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ProcessorReading(NamedTuple):
 class ProcessorSeconds(NamedTuple):
     """Processor seconds of a span of time."""
 
-    others: float  # used by other processes; a difference of counters, maybe slightly below 0
+    others: float  # used by other processes; computed from counters, may be slightly below 0
     all: float  # available
 
 
@@ -73,7 +73,7 @@ def subtract_readings(
 
 def compute_others_share(spans: Iterable[ProcessorSeconds | None]) -> float | None:
     """Return the share of the processors that other processes used during these spans together;
-    None if it is unknown or the spans are too short."""
+    None if the share is unknown or the spans are too short."""
     present = [span for span in spans if span is not None]
     total = sum(span.all for span in present)
     if total < MIN_PROCESSOR_SECONDS:
@@ -108,8 +108,8 @@ def _sum_busy_seconds(times: Any) -> float:
 
 
 def _sum_process_seconds(process: psutil.Process) -> float:
-    """Return the processor seconds of a process and of its children that have ended; 0 if it has
-    ended itself."""
+    """Return the processor seconds of a process and of its children that have ended; 0 if the
+    process itself has ended."""
     try:
         times = process.cpu_times()
     except psutil.Error:

@@ -1,7 +1,7 @@
 """Costs of a step for one pair on one machine, in seconds.
 
-They are computed from step records, then frozen: gamma depends on them, and a clock that runs
-during generation must not influence the output. Does not depend on the engine, policies or disk.
+Costs are computed from step records, then frozen: gamma depends on the costs, and a clock that runs
+during generation must not influence the output. Imports nothing of the engine, policies or disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ CostTable = tuple[tuple[int, float], ...]  # (size, value) by ascending size; se
 @dataclass(frozen=True, slots=True)
 class LongContextCosts:
     """Costs of drafting and of the target's forward pass at a longer context. Attention takes more
-    time there, with some kernels far more for several tokens than for one."""
+    time at a longer context; with some kernels, attention for several tokens takes far more time
+    than for one token."""
 
     context: int  # tokens
     draft: CostTable
@@ -42,17 +43,17 @@ class Costs:
     """Seconds of a step's three parts, and the expected acceptance of a new sequence."""
 
     draft: CostTable  # the drafter, by the number of draft tokens, for batch size 1
-    score: CostTable  # the target's forward pass, by the tokens of all sequences
-    verify: CostTable  # verification and commit, by the same tokens
+    score: CostTable  # the target's forward pass, by the number of tokens of all sequences
+    verify: CostTable  # verification and commit, by the same number
     rows: CostTable = ((1, 1.0),)  # draft time by batch size, relative to batch size 1
-    prior: tuple[float, float] = (3.0, 0.8)  # weight of alpha, in draft tokens; alpha
-    change: float = 0.0  # extra seconds of a pass if the last one had another size
-    context: int = 0  # context length, in tokens, at which all these were measured
+    prior: tuple[float, float] = (3.0, 0.8)  # (weight of alpha, in draft tokens; alpha)
+    change: float = 0.0  # extra seconds of a pass whose size differs from the last pass's
+    context: int = 0  # context length, in tokens, at which these costs were measured
     far: LongContextCosts | None = None
 
     @property
     def is_valid(self) -> bool:
-        """True if all numbers are in range: costs loaded from disk may not be."""
+        """True if all numbers are in range; numbers loaded from disk may be out of range."""
         weight, alpha = self.prior
         single = ((0, self.change),)
         # above 0, because they are divisors
@@ -77,16 +78,16 @@ class Costs:
         )
 
     def draft_seconds(self, depth: Numbers, num_draft_tokens: Numbers, batch_size: int) -> Numbers:
-        """Return the seconds of drafting `num_draft_tokens` in total for `batch_size` sequences, at
-        most `depth` for each."""
-        # the cost of each further sequence, as a share of the first one's
+        """Return the seconds of drafting `num_draft_tokens` tokens in total, at most `depth` tokens
+        for each of `batch_size` sequences."""
+        # the cost of each further sequence, as a share of the first sequence's cost
         share = (interpolate(self.rows, batch_size) - 1) / max(1, batch_size - 1)
         extra = np.maximum(num_draft_tokens / np.maximum(depth, 1) - 1, 0)
         return interpolate(self.draft, depth) * (1 + share * extra)
 
     def target_seconds(self, positions: Numbers, num_verified: Numbers) -> Numbers:
-        """Return the seconds of the target's pass over `positions`, and of verifying
-        `num_verified` of them."""
+        """Return the seconds of the target's pass over `positions` positions and of verifying
+        `num_verified` positions."""
         return interpolate(self.score, positions) + interpolate(self.verify, num_verified)
 
     @property
@@ -97,8 +98,8 @@ class Costs:
         return float(seconds / longest / interpolate(self.score, 1)) if longest else 0.0
 
     def v(self, n: int) -> float:
-        """Return the time of a pass over n tokens and of their verification, relative to the same
-        for one token."""
+        """Return the time of a pass over n tokens and their verification, divided by the time for
+        one token."""
         plain = interpolate(self.score, 1) + interpolate(self.verify, 1)
         return float((interpolate(self.score, n) + interpolate(self.verify, n)) / plain)
 
@@ -131,8 +132,8 @@ class Costs:
 @lru_cache(256)
 def costs_at_context(costs: Costs, context: int, batch_size: int = 1) -> Costs:
     """Return the costs at a context length in tokens, by linear interpolation between the two
-    measured lengths, and extrapolation beyond the longer one. Below the shorter one, or if only one
-    was measured, return `costs`."""
+    measured lengths, and extrapolation beyond the longer length. Below the shorter length, or if
+    only one length was measured, return `costs`."""
     short, long = costs, costs.far
     if long is None or context <= short.context:
         return costs
@@ -162,8 +163,8 @@ def costs_from_steps(steps: list[StepRecord]) -> Costs:
 
 def _make_rising(table: dict[int, float]) -> CostTable:
     """Return the table with values that never fall as the size grows. A pass that took longer than
-    a larger pass was disturbed, so its time is interpolated from the neighbouring sizes. If it were
-    given the larger pass's time instead, the draft tokens between the two sizes would seem free."""
+    a larger pass was disturbed, so its time is interpolated from the neighbouring sizes. With the
+    larger pass's time instead, the draft tokens between the two sizes would seem free."""
     sizes, rising = sorted(table), list[int]()
     for n in reversed(sizes):
         if not rising or table[n] <= table[rising[-1]]:
@@ -192,8 +193,8 @@ def _compute_medians(name: str, steps: list[StepRecord], sizes: list[int]) -> Co
 
 def interpolate(table: CostTable, x: Numbers) -> Numbers:
     """Return the table's value at x, linear between its points. Beyond the last point, continue
-    with the slope of the upper half of the sizes, or 0 if that is negative: the slope between the
-    last two points would be mostly noise."""
+    with the slope of the upper half of the sizes, or slope 0 if that slope is negative: the slope
+    between the last two points would be mostly noise."""
     sizes, values = zip(*table, strict=True)
     half = max(0, bisect_right(sizes, sizes[-1] / 2) - 1)
     more = sizes[-1] - sizes[half]
@@ -201,7 +202,7 @@ def interpolate(table: CostTable, x: Numbers) -> Numbers:
     return np.interp(x, sizes, values) + max(0.0, slope) * np.maximum(x - sizes[-1], 0)
 
 
-SAMPLING_KINDS = ("greedy", "sampled")  # their steps differ in cost
+SAMPLING_KINDS = ("greedy", "sampled")  # steps of the two kinds differ in cost
 
 
 def classify_sampling(params: SamplingParams) -> str:
@@ -210,8 +211,8 @@ def classify_sampling(params: SamplingParams) -> str:
 
 
 def select_costliest(params: list[SamplingParams]) -> SamplingParams:
-    """Return the costliest of these params, by the time to compute their distributions, reduced to
-    the options that distributions depend on."""
+    """Return the params whose distributions take the most time to compute, reduced to the options
+    that distributions depend on."""
     costliest = max(
         params, key=lambda each: (not each.greedy, each.standard[1:] != DEFAULT_PARAMS.standard[1:])
     )

@@ -4,9 +4,9 @@ gamma).
 A policy depends on the sequences' step records, never on a clock. `AdaptiveGamma` takes frozen step
 costs and estimates of each sequence's acceptance, and chooses, for all sequences of a forward pass
 together, the draft tokens that give most new tokens per second. If a sequence has predicted output,
-its draft tokens can come from there instead of from the drafter: both sources have acceptance
-estimates, and the better source is used. For a sequence with `deterministic` set, gamma is chosen
-as if it were alone in the batch.
+its draft tokens can come from the predicted output instead of the drafter: both sources have
+acceptance estimates, and the better source is used. For a sequence with `deterministic` set, gamma
+is chosen as if the sequence were alone in the batch.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ EXPLORATION_WINDOW_STEPS = 256  # steps over which the time lost on exploration 
 # factors by which the weights of observations shrink in each step with, and without, draft tokens
 DRAFT_STEP_DECAY, PLAIN_STEP_DECAY = 0.94, 0.96
 MIN_PRIOR_WEIGHT = 0.04  # share of the prior's weight that never decays
-DEPTH_PRIOR_WEIGHT = 10.0  # weight of draft position i - 1 as the prior of position i
-REUSE_DECISION_STEPS = 4  # steps without draft tokens teach nothing: choose only in every 4th
-MAX_EXPLORATION_SHARE = 0.01  # of the time may be lost on draft tokens that do not pay
-SIZE_CHANGE_STEPS = 4.0  # expected steps until the pass size changes again: they share its cost
-CONTEXT_BUCKET_TOKENS = 256  # sequence lengths are rounded to this: costs grow with them
-SILENT_SIZE_CHANGE_STEPS = 0.5  # the same if the drafter rarely proposes: it changes back at once
+DEPTH_PRIOR_WEIGHT = 10.0  # weight of position i - 1's acceptance as the prior of position i
+REUSE_DECISION_STEPS = 4  # without draft tokens, choose only in every 4th step
+MAX_EXPLORATION_SHARE = 0.01  # share of the time that draft tokens may lose to try them
+SIZE_CHANGE_STEPS = 4.0  # expected steps until the pass size changes again; they share the cost
+CONTEXT_BUCKET_TOKENS = 256  # sequence lengths are rounded to multiples of this
+SILENT_SIZE_CHANGE_STEPS = 0.5  # the same if the drafter rarely proposes: the size changes back
 # last steps whose forced tokens are counted, and accepted forced tokens assumed at the start
 FORCED_WINDOW_STEPS, FORCED_PRIOR_TOKENS = 32, 4
 
@@ -44,9 +44,9 @@ class OtherWork:
     """Work of a forward pass in addition to the sequences that a policy chooses gamma for."""
 
     num_seqs: int = 0  # other sequences that generate a token
-    positions: int = 0  # of these sequences, their draft tokens and prompts in prefill
-    depth: int = 0  # the largest gamma among them
-    prefill_positions: int = 0  # of prompts in prefill alone: their time does not depend on gamma
+    positions: int = 0  # of these sequences, of their draft tokens and of prompts in prefill
+    depth: int = 0  # the largest gamma of these sequences
+    prefill_positions: int = 0  # only of prompts in prefill, whose time does not depend on gamma
 
 
 NO_OTHER_WORK = OtherWork()
@@ -63,7 +63,7 @@ class GammaPolicy(Protocol):
     def choose_gammas(
         self, seqs: list[SequenceState], other_work: OtherWork = NO_OTHER_WORK
     ) -> list[int]:
-        """Return gamma of every sequence, 0 or more; the engine lowers it near a sequence's end."""
+        """Return gamma of every sequence; the engine lowers gamma near a sequence's end."""
         ...
 
 
@@ -85,7 +85,7 @@ class FixedGamma:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForcedTokensOnly:
-    """A policy that chooses no draft tokens. The engine itself adds those that a grammar forces."""
+    """A policy with gamma 0. The engine adds the draft tokens that a grammar forces."""
 
     @property
     def max_gamma(self) -> int:
@@ -102,15 +102,15 @@ class AdaptiveGamma:
     """Chooses the gamma that generates fastest, by frozen costs and each sequence's acceptance; 0
     if draft tokens do not pay.
 
-    At 0 it still tries draft tokens now and then, for at most a hundredth of the time, to notice
-    when the output becomes predictable again. Sequences of several calls may share one policy,
-    which then chooses for all of these sequences together.
+    If gamma is 0, the policy still tries draft tokens now and then, for at most a hundredth of the
+    time, to notice when the output becomes predictable again. Sequences of several calls may share
+    one policy, which then chooses for all of these sequences together.
     """
 
     costs: Costs
     single_costs: Costs | None = None  # for batch size 1, for deterministic sequences
     drafts: bool = True  # whether there is a drafter
-    priors: tuple[tuple[float, float], ...] = ()  # by grade, of a drafter that has `Grades`
+    priors: tuple[tuple[float, float], ...] = ()  # by grade, for a drafter with `Grades`
     _histories: list[tuple[SequenceState, AcceptanceHistory]] = field(
         default_factory=list[tuple[SequenceState, "AcceptanceHistory"]], init=False
     )
@@ -153,12 +153,12 @@ class AdaptiveGamma:
     def _choose_by_source(
         self, seqs: list[SequenceState], sources: list[AcceptanceEstimate], other_work: OtherWork
     ) -> list[int]:
-        """Return gamma of every sequence; `sources[b]` estimates the acceptance of the source of
-        sequence b's draft tokens.
+        """Return gamma of every sequence; `sources[b]` estimates the acceptance of sequence b's
+        draft tokens.
 
-        Gamma is chosen first for each deterministic sequence as if it were alone, then for all
-        sequences that use predicted output together, and last for all that use the drafter
-        together. Each of these groups counts the positions of the groups before it as other work.
+        Gamma is chosen first for each deterministic sequence by itself, then for all sequences with
+        predicted output together, and last for all sequences with the drafter together. Each of
+        these groups counts the positions of earlier groups as other work.
         """
         gammas: dict[int, int] = {}  # by index
         for b, seq in enumerate(seqs):
@@ -192,8 +192,8 @@ class AdaptiveGamma:
         return [gammas[b] for b in range(len(seqs))]
 
     def _can_reuse(self, seqs: list[SequenceState]) -> bool:
-        """Return whether to repeat the last choice: if the sequences are the same, none had draft
-        tokens in the last step, and none is due for a new choice (`REUSE_DECISION_STEPS`)."""
+        """Return whether to repeat the last choice: if the sequences are the same, had no draft
+        tokens in the last step, and are not due for a new choice (`REUSE_DECISION_STEPS`)."""
         same = len(seqs) == len(self._histories) and all(
             seq is earlier for seq, (earlier, _) in zip(seqs, self._histories, strict=True)
         )
@@ -216,13 +216,13 @@ class AdaptiveGamma:
 
     def _pick_source(self, seq: SequenceState, history: AcceptanceHistory) -> AcceptanceEstimate:
         """Choose the source of a sequence's draft tokens: the predicted output if it has a next
-        token and would be faster for the sequence alone, else the drafter. Set the sequence's
+        token and is the faster source for the sequence alone, else the drafter. Set the sequence's
         `uses_prediction` and return the source's acceptance estimate."""
         drafted, predicted = history.drafted[seq.grade], history.predicted
         seq.uses_prediction = predicted is not None and bool(seq.predict_tokens(1))
         if predicted is None or not seq.uses_prediction:
             return drafted
-        if self.drafts:  # compare tokens a second, each with its best gamma
+        if self.drafts:  # compare tokens per second, with the best gamma of each source
             max_gamma, (with_draft, without) = (
                 min(seq.num_remaining - 1, MAX_GAMMA),
                 self._single_tables(seq),
@@ -252,9 +252,9 @@ class AdaptiveGamma:
         other_work: OtherWork,
         last: int,
     ) -> list[int]:
-        """Return gamma of these sequences, which all use the drafter or all use predicted output,
-        after a pass over `last` positions. A sequence whose best gamma is 0 gets a few draft tokens
-        now and then, to try them."""
+        """Return gamma of these sequences for the step after a pass over `last` positions. All
+        sequences use the drafter, or all use predicted output. Now and then, a sequence whose best
+        gamma is 0 tries a few draft tokens."""
         table = self._cost_table(costs, [seq for seq, _ in seqs], other_work, seqs[0][1].predicted)
         max_gammas = [min(seq.num_remaining - 1, MAX_GAMMA) for seq, _ in seqs]
         if table.num_seqs == 1:
@@ -267,9 +267,9 @@ class AdaptiveGamma:
     def _cost_table(
         self, costs: Costs, seqs: list[SequenceState], other_work: OtherWork, predicted: bool
     ) -> StepCostTable:
-        """Return the cost table for these sequences. The last table is cached here, because it is
-        valid for many steps, and a look-up in the cache of `make_cost_table`, by all numbers of
-        `costs`, takes longer than the choice of gamma."""
+        """Return the cost table for these sequences. The last table, which is valid for many steps,
+        is cached here: a look-up in the cache of `make_cost_table` hashes all numbers of `costs`,
+        which takes longer than the choice of gamma."""
         key = (
             costs is self.single_costs,
             count_context_buckets(seqs),
@@ -289,9 +289,9 @@ class AcceptanceEstimate:
     less.
 
     The estimate is a mean of beta = sum min(p, q) over verified draft tokens, because beta varies
-    less than the share of accepted tokens; draft tokens after a rejection do not count. `prior` is
-    a number of draft tokens and their mean beta, with which the estimate begins. Only steps count
-    in which the drafter had this `grade`, or for None steps with predicted output.
+    less than the share of accepted tokens; draft tokens after a rejection do not count. The
+    estimate begins with `prior`: a number of draft tokens and their mean beta. Only steps in which
+    the drafter had this `grade` count; if `grade` is None, only steps with predicted output.
     """
 
     __slots__ = (
@@ -309,7 +309,7 @@ class AcceptanceEstimate:
     def __init__(self, prior: tuple[float, float], grade: int | None = 0) -> None:
         self.steps, self.grade = 0, grade
         self._hits: list[float] = []  # sums of beta, by position in the draft
-        self._seen: list[float] = []  # numbers of verified draft tokens, likewise
+        self._seen: list[float] = []  # numbers of verified draft tokens, by position
         self._asked = self._drafted = 0.0  # steps with gamma > 0, and with draft tokens
         self._worth, self._prior = prior
         self._least = MIN_PRIOR_WEIGHT * self._worth
@@ -365,8 +365,8 @@ class AcceptanceEstimate:
 
 
 class AcceptanceHistory(NamedTuple):
-    """The acceptance estimates of a sequence: of the drafter's tokens, by grade, and of predicted
-    output, None if it has none."""
+    """The acceptance estimates of a sequence: one for each grade of the drafter, and one for
+    predicted output (None without predicted output)."""
 
     drafted: list[AcceptanceEstimate]
     predicted: AcceptanceEstimate | None
@@ -380,13 +380,13 @@ class StepCostTable(NamedTuple):
     draft_seconds: NDArray[np.float64]  # [largest gamma - 1, draft tokens in all], of the drafter
     target_seconds: NDArray[np.float64]  # [draft tokens in all], of the rest of the step
     seconds_by_gamma: list[float]  # with the same gamma for all sequences
-    single_seconds: list[float]  # by gamma of one sequence, if no other has draft tokens
-    positions: int  # in a pass without these draft tokens
+    single_seconds: list[float]  # by gamma of one sequence, if no other sequence has draft tokens
+    positions: int  # of a pass without these draft tokens
     change: float  # see `Costs.change`
 
     def target_seconds_after(self, last: int, answers: float) -> NDArray[np.float64]:
-        """Return `target_seconds`, plus the cost of a change of the pass size for every size other
-        than `last`, the positions of the last pass (0: unknown, nothing is added). `answers` is the
+        """Return `target_seconds`; to every pass size except `last`, add the cost of a change of
+        the size. `last`: positions of the last pass (0: unknown, nothing is added); `answers`: the
         drafter's `answer_rate`."""
         if not last or not self.change:
             return self.target_seconds
@@ -407,8 +407,8 @@ def make_cost_table(
 ) -> StepCostTable:
     """Return the cost table for draft tokens of `num_seqs` sequences in a pass with `other_work`.
 
-    The time of prefills in the same pass is subtracted: it does not depend on gamma, and compared
-    with it every draft token would seem cheap.
+    The time of prefills in the same pass is subtracted: this time does not depend on gamma, and
+    would make every draft token seem cheap.
     """
     B, positions = num_seqs + other_work.num_seqs, num_seqs + other_work.positions
     draft_tokens = np.arange(num_seqs * MAX_GAMMA + 1)
@@ -427,7 +427,7 @@ def make_cost_table(
 
 
 def get_costs_at_length(costs: Costs, seqs: list[SequenceState], num_others: int = 0) -> Costs:
-    """Return the costs at the mean length of `seqs`, for a batch of these and `num_others` other
+    """Return the costs at the mean length of `seqs`, for a batch of `seqs` and `num_others` other
     sequences."""
     return costs_at_context(
         costs, count_context_buckets(seqs) * CONTEXT_BUCKET_TOKENS, len(seqs) + num_others
@@ -440,9 +440,9 @@ def count_context_buckets(seqs: list[SequenceState]) -> int:
 
 
 def count_forced_tokens(seq: SequenceState) -> int:
-    """Return how many of the sequence's next tokens are forced by its grammar, so that they can be
-    draft tokens without a drafter. Return 0 if the target lately rejected most forced tokens, as it
-    prefers another tokenization of the same string."""
+    """Return the number of next tokens that the sequence's grammar forces; they can be draft tokens
+    without a drafter. Return 0 if the target lately rejected most forced tokens, because it prefers
+    another tokenization of the same string."""
     if seq.request.params.structured is None:
         return 0
     steps = [step for step in seq.records[-FORCED_WINDOW_STEPS:] if step.predicted]
@@ -460,7 +460,7 @@ def _last_positions(seq: SequenceState) -> int:
 def find_best_token_rate(
     estimate: AcceptanceEstimate, max_gamma: int, table: StepCostTable
 ) -> float:
-    """Return the tokens per second of a sequence alone in the batch, with its best gamma."""
+    """Return the tokens per second of a sequence with the best gamma, alone in the batch."""
     answers, tokens, fastest = estimate.answer_rate, 1.0, 1 / table.seconds_by_gamma[0]
     for chance, seconds in zip(
         estimate.survival[:max_gamma], table.seconds_by_gamma[1:], strict=False
@@ -473,18 +473,18 @@ def find_best_token_rate(
 def allot_gammas(
     estimates: list[AcceptanceEstimate], max_gammas: list[int], table: StepCostTable, last: int = 0
 ) -> list[int]:
-    """Return the gamma of every sequence, at most `max_gammas[b]`, with which the next step gives
-    most tokens per second after a pass over `last` positions.
+    """Return the gamma of every sequence, at most `max_gammas[b]`, that gives most tokens per
+    second in the next step. `last`: positions of the last pass.
 
-    Among the first d draft tokens of each sequence, the n most probably accepted ones are chosen. d
-    and n maximize
+    Among the first d draft tokens of each sequence, the n tokens that are most probably accepted
+    are chosen. d and n maximize
 
         (B + s_1 + .. + s_n) / (T_0 + a (T_n - T_0 + D_{d,n}))
 
     Each of B sequences gains a token. s_i is the probability that draft token i is accepted, in
-    falling order. T_n is the time of a pass with n draft tokens, D_{d,n} the time of drafting them.
-    a is the share of steps in which the drafter proposes any token; the other steps gain and cost
-    the same as in plain decoding.
+    falling order. T_n is the time of a pass with n draft tokens, D_{d,n} is the time of drafting
+    these tokens. a is the share of steps in which the drafter proposes any token; the other steps
+    gain and cost as much as steps of plain decoding.
     """
     answers = np.array([estimate.answer_rate for estimate in estimates])
     # [sequences, MAX_GAMMA]
@@ -513,8 +513,8 @@ def allot_gammas(
 def choose_single_gamma(
     estimate: AcceptanceEstimate, max_gamma: int, table: StepCostTable, last: int = 0
 ) -> int:
-    """Return the result of `allot_gammas` for a single sequence; it takes a tenth of the time
-    because it uses no arrays."""
+    """Return the result of `allot_gammas` for a single sequence, in a tenth of the time because no
+    arrays are used."""
     answers, survival = estimate.answer_rate, estimate.survival[:max_gamma]
     change = table.amortize_size_change(answers) if last else 0.0
     plain = table.single_seconds[0] + change * (table.positions != last)
@@ -528,8 +528,8 @@ def choose_single_gamma(
 
 
 def _choose_exploration(records: list[StepRecord], max_gamma: int, table: StepCostTable) -> int:
-    """Return a gamma to try although plain decoding seems to be the fastest, if such tries lost
-    little time lately; else 0."""
+    """Return a gamma to try although plain decoding seems fastest; 0 if such tries lost too much
+    time lately."""
     if max_gamma < 1:
         return 0
     # a single step with draft tokens changes the pass size twice

@@ -1,8 +1,8 @@
 """Step costs of one pair of target and drafter in one process. They are measured or loaded from
 disk when they are first needed, then frozen.
 
-The costs do not depend on users' prompts. Real steps are compared with them; if they differ, a
-later process measures the costs again.
+The costs do not depend on users' prompts. Real steps are compared with the costs; if the steps
+differ, a later process measures the costs again.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class PairCosts:
         """Return the costs of steps of up to `batch_size` sequences, measured once and stored on
         disk.
 
-        A measurement takes a second or more, and the models must be idle. `remeasure` is whether to
+        A measurement takes a second or more, and the models must be idle. `remeasure`: whether to
         measure again if real steps have contradicted the stored costs; None: only if no request
-        waits for it.
+        waits for the measurement.
         """
         batch_size, kind = self._round_batch_size(batch_size), costs.classify_sampling(params)
         if (kind, batch_size) not in self.measured:
@@ -81,9 +81,9 @@ class PairCosts:
     def find_nearest(
         self, params: SamplingParams, batch_size: int = 1
     ) -> tuple[Costs, Costs] | None:
-        """Return the costs for batch size 1 and for up to `batch_size`, without measuring; None if
-        there are none. Costs of this process are preferred to costs on disk; within each of these,
-        costs for the same kind of sampling, greedy or sampled, to costs for the other kind."""
+        """Return the costs for batch size 1 and for batch sizes up to `batch_size`, without
+        measuring; None if there are none. Costs of this process are preferred to costs on disk;
+        within each group, costs for the same kind of sampling (greedy or sampled) are preferred."""
         batch_size = self._round_batch_size(batch_size)
         kinds = sorted(
             costs.SAMPLING_KINDS, key=lambda kind: kind != costs.classify_sampling(params)
@@ -97,8 +97,8 @@ class PairCosts:
         return None
 
     def ensure_costs(self, params: list[SamplingParams], batch_size: int) -> None:
-        """Measure the costs for requests with these params, up to `batch_size` of which run at a
-        time. Do nothing if there are such costs already, or if sequences run or wait."""
+        """Measure the costs for requests with these params in batches of up to `batch_size`. Do
+        nothing if these costs are known, or if sequences run or wait."""
         costliest = costs.select_costliest(params)
         with self.core.pause():
             if self.find_nearest(costliest, batch_size) is None and self.core.is_unused:
@@ -116,13 +116,13 @@ class PairCosts:
         return 1 << (min(batch_size, self.max_batch_size) - 1).bit_length()
 
     def _may_measure(self, kind: str) -> bool:
-        """Return whether stored costs may be measured again: only as long as this process has used
-        no costs, except those of this kind for batch size 1, as no request waits then."""
+        """Return whether stored costs may be measured again: only while this process has used no
+        costs except costs of this kind for batch size 1, because no request waits then."""
         return self.measured.keys() <= {(kind, 1)}
 
     def _make_keys(self, kind: str, batch_size: int) -> tuple[str | None, str | None]:
-        """Return the key of costs on disk, and the key of the costs for batch size 1 that they
-        extend (None if these are for batch size 1)."""
+        """Return the key of the costs on disk, and the key of the costs for batch size 1 that these
+        costs extend (None if `batch_size` is 1)."""
         single, name = (
             stored_costs.make_key(self.target, self.drafter, kind, n) for n in (1, batch_size)
         )
@@ -131,15 +131,15 @@ class PairCosts:
     def make_policy(
         self, requests: list[Request], gamma: int | None, batch_size: int
     ) -> GammaPolicy:
-        """Return the gamma policy of these requests in batches of up to `batch_size`: the fixed
-        `gamma`, or if it is None, an adaptive one."""
+        """Return the gamma policy of these requests in batches of up to `batch_size`: a fixed
+        `gamma`, or an adaptive policy if `gamma` is None."""
         if gamma is None:
             predicted = any(request.prediction for request in requests)
             if not self.drafts and not predicted:
                 forced = any(request.params.structured for request in requests)
                 return ForcedTokensOnly() if forced else FixedGamma(0)
             if all(request.limit < 2 for request in requests):
-                return FixedGamma(0)  # a first token takes no draft tokens
+                return FixedGamma(0)  # the first new token has no draft tokens
             return self._make_adaptive(
                 costs.select_costliest([request.params for request in requests]), batch_size
             )
@@ -148,7 +148,7 @@ class PairCosts:
         if context is not None and gamma + 1 > context:
             raise InputError(
                 f"gamma is {format_value(gamma)}, but gamma + 1 must fit in the context of "
-                f"{context}; give at most {context - 1}"
+                f"{context} tokens; give at most {context - 1}"
             )
         require_rewind(gamma, self.target, self.drafter)
         return FixedGamma(gamma)
@@ -156,10 +156,10 @@ class PairCosts:
     def _make_adaptive(self, params: SamplingParams, batch_size: int) -> GammaPolicy:
         """Return a policy that chooses gamma for requests with these params by the nearest costs.
 
-        If there are no such costs, they are measured, unless sequences run or wait. In that case
-        the policy uses the costs for batch size 1; without these, it drafts only tokens that a
-        grammar forces. All calls with the same costs share one policy, which chooses for all
-        sequences of a batch together.
+        Missing costs are measured, unless sequences run or wait. In that case the policy uses the
+        costs for batch size 1; without these costs, the policy drafts only tokens that a grammar
+        forces. All calls with the same costs share one policy, which chooses for all sequences of a
+        batch together.
         """
         found = self.find_nearest(params, batch_size)
         if found is None:
@@ -182,11 +182,11 @@ class PairCosts:
         return single_costs[-1] if single_costs else None
 
     def monitor_drift(self, seq: SequenceState) -> None:
-        """Compare a finished sequence's steps with the costs. If they contradict the costs, a later
-        process measures again; this one continues to use them."""
+        """Compare a finished sequence's steps with the costs. If the steps contradict the costs, a
+        later process measures the costs again; this process continues to use them."""
         kind = costs.classify_sampling(seq.request.params)
         single = self.measured.get((kind, 1))
-        if single is None or seq.controls is not None:  # the costs are without controls
+        if single is None or seq.controls is not None:  # the costs were measured without controls
             return
         monitor = self._monitors.setdefault(kind, DriftMonitor())
         if (

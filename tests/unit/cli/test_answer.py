@@ -67,7 +67,7 @@ def test_greedy_texts_are_told_apart_from_sampled_ones():
         "lenience 0.5: not the target's greedy output: 2 of 4 tokens are not the target's most "
         "probable token, but each has at least 0.5 times the probability of that token",
         "lenience 0.5: not the target's distribution but 0.2500 away from it (total variation, "
-        "mean of 4 tokens); no token has more than 2 times its probability",
+        "mean of 4 tokens); no token has more than 2 times its probability there",
     ]
 
 

@@ -52,7 +52,7 @@ MISTAKES = [
     ("generate --prompt-file prompts.txt --output x --json", "--output needs a file of"),
     ("generate --prompt-file prompts.txt --compare", "--compare takes one prompt"),
     ("generate hi --replicas 2", "--ray and --replicas need files"),
-    ("generate hi --threads 2", "--threads needs --replicas; give it, or"),
+    ("generate hi --threads 2", "--threads needs --replicas; add --replicas"),
     # words
     ("nonsense", "No such command 'nonsense'"),
     ("generate hi --nonsense", "No such option: --nonsense"),
@@ -110,7 +110,7 @@ MISTAKES = [
     (f"{CERTIFY} --limit 0 --prompts no.txt", "limit is 0"),
     (f"{CERTIFY} --prompts no.txt", "no.txt cannot be read"),
     (f"{CERTIFY} --top-k 5", "temperature is 0: top-k, top-p and min-p do not change"),
-    ("certify --target bare", "no tokenizer; give --prompts with ids"),
+    ("certify --target bare", "no tokenizer; give --prompts, a file"),
     # train
     (f"{DISTILL} --loss mse", "loss is 'mse'; give one of kl, rkl, jsd, tv, nla, lk"),
     (f"{DISTILL} --on-policy 2", "on_policy is 2.0; give a share in [0, 1]"),
@@ -119,7 +119,7 @@ MISTAKES = [
     (f"{DISTILL} --shape width=3", "width is not a size of a llama model"),
     # export
     ("export vllm --target a/t --gamma 4", "this target needs --draft"),
-    (VLLM, "give --gamma, such as foretoken bench"),
+    (VLLM, "give --gamma, for example"),
     ("export vllm --target t5 --draft b/d --gamma 1", "an encoder-decoder"),
     ("export vllm --target a/t --draft none --gamma 3", "gamma is 3 with --draft"),
     (f"{VLLM} --gamma 0", "gamma is 0 with --draft b/d; give 1 or more"),
@@ -150,7 +150,7 @@ MISTAKES = [
     ("serve --chat-template nowhere.jinja", "nowhere.jinja"),
     ("serve --replicas 0", "--replicas is 0; give a whole"),
     ("serve --replicas 2 --threads 0", "--threads is 0; give a whole"),
-    ("serve --threads 2", "--threads needs --replicas; give it, or"),
+    ("serve --threads 2", "--threads needs --replicas; add --replicas"),
     ("serve --ray ''", "--ray is empty; give host:port, auto or local"),
     ("serve --port 0 --ray 127.0.0.1:9", "Ray does not answer at 127.0.0.1:9"),
     # serve's adapters
@@ -159,12 +159,12 @@ MISTAKES = [
     ("serve --adapter a=x --adapter a=y", "--adapter gives the name 'a' twice"),
     ("serve --adapter x --adapter y", "--adapter gives two adapters without names"),
     ("serve --adapter x --adapter a=y", "x has no name, and there are other adapters"),
-    ("serve --adapter novels=lora", "novels=lora has the target's name; give it another name"),
+    ("serve --adapter novels=lora", "novels=lora has the target's name; rename the adapter"),
     ("serve --adapter a=.", "contains no adapter: adapter_config.json: "),
     ("serve --adapter a=lora --adapter b=no/at/all", "adapter is 'no/at/all'; give a"),
     ("serve --adapter a=lora --replicas 2", "serve one model only; start a server"),
     # doctor
-    ("doctor --dtype int8", "give one: foretoken doctor MODEL"),
+    ("doctor --dtype int8", "name the model: foretoken doctor MODEL"),
     ("doctor target --dtype int5", "int5"),
 ]
 
@@ -182,7 +182,7 @@ LATER = [
     ("generate hi --target target --device quantum", "device 'quantum' cannot be used"),
     ("generate hi --target target --gamma 96", "gamma + 1 must fit in the context"),
     ("generate a --target target --logit-bias '{\"320\": 1}'", "logit_bias names the id 320"),
-    ("generate a --target target --json --logprobs 321", "logprobs is 321, but there are 320"),
+    ("generate a --target target --json --logprobs 321", "logprobs is 321, but the model has 320"),
     ("generate hi --target refused", "guidance_scale=1.5"),
     ("generate 1,2,3 --target nan", "the target's logits hold NaN at position 3 of row 0"),
     (f"{CERTIFY} --draft none", "draft is none, which is plain decoding; give a draft"),

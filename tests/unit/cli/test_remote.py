@@ -293,7 +293,7 @@ def test_objects_only():
         ("ftp://x", None, "ftp://x cannot be reached: "),
         ("http://x:port", None, "url is 'http://x:port': "),
         ("http://127.0.0.1:9", None, "http://127.0.0.1:9 cannot be reached: "),
-        ("http://127.0.0.1:9", "a\nb", "the API key has characters that HTTP headers cannot hold"),
+        ("http://127.0.0.1:9", "a\nb", "HTTP headers cannot hold characters of this API key"),
     ],
 )
 def test_what_leads_nowhere(url, key, says):

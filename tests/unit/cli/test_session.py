@@ -289,8 +289,8 @@ def test_the_limit_that_cuts_an_answer_is_told(run, monkeypatch):
 
 def test_mistakes_end_nothing(run):
     mistakes = {
-        "/zzzz": "/zzzz is not a command; /help lists all",
-        "/": "/ is not a command; /help lists all",
+        "/zzzz": "/zzzz is not a command; /help lists all commands",
+        "/": "/ is not a command; /help lists all commands",
         "/undo": "there is no turn to remove",
         "/undo 2": "give the command as /undo",
         "/save": "give the command as /save FILE",

@@ -139,7 +139,7 @@ def test_what_no_single_row_can_honour_is_refused(name):
     """Each of them is a class of transformers."""
     kind = getattr(logits_process, name, None) or getattr(stopping_criteria, name)
     instance = object.__new__(kind)
-    with pytest.raises(RefusedError, match=f"^{name} .*; leave it out"):
+    with pytest.raises(RefusedError, match=f"^{name} .*; leave out {name}"):
         require_supported([instance])
     with pytest.raises(RefusedError, match=f"^{name} "):
         require_supported([LogitsProcessorList([instance])])
@@ -218,12 +218,12 @@ def test_more_logprobs_than_tokens(name):
     (completion,) = spec().generate([1, 2], max_new_tokens=3, **{name: V})
     likelihoods = completion.logprobs if name == "logprobs" else completion.prompt_logprobs
     assert likelihoods and all(len(one.top) == V for one in likelihoods)
-    with pytest.raises(InputError, match=f"^{name} is {V + 1}, but there are {V} tokens"):
+    with pytest.raises(InputError, match=f"^{name} is {V + 1}, but the model has {V} tokens"):
         spec().generate([1], **{name: V + 1})
 
 
 def test_prompt_logprobs_of_an_encoders_prompt():
-    with pytest.raises(RefusedError, match="^prompt_logprobs does not work for an encoder-decoder"):
+    with pytest.raises(RefusedError, match="^prompt_logprobs does not work with"):
         spec(encoder_decoder=True).generate([1], prompt_logprobs=0)
 
 
@@ -231,5 +231,5 @@ def test_prompt_logprobs_of_an_encoders_prompt():
     ("name", "value"), [("stop_strings", "end"), ("structured", {"regex": "a*"})]
 )
 def test_what_needs_a_tokenizer(name, value):
-    with pytest.raises(InputError, match=f"^{name} needs a tokenizer; load the model with one"):
+    with pytest.raises(InputError, match=f"^{name} needs a tokenizer; load the model with"):
         spec().generate([1], **{name: value})

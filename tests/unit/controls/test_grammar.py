@@ -301,7 +301,7 @@ def test_a_grammar_without_words_for_it():
                 decoders.Sequence([decoders.ByteFallback(), decoders.Replace("x", "y")]),
             ),
             "structured output does not support this tokenizer: it decodes token 2 to 'y', "
-            "llguidance to 'x'; ",
+            "llguidance decodes it to 'x'; ",
         ),
     ],
     ids=["none", "text", "wordpiece", "replaced"],
@@ -314,9 +314,9 @@ def test_tokenizers_that_are_refused(tokenizer, message):
 
 def test_a_model_without_ends():
     for eos in (frozenset(), frozenset({320})):
-        with pytest.raises(InputError, match="^structured output ends with an EOS token and the"):
+        with pytest.raises(InputError, match="^structured output ends with an EOS token, but the"):
             get_vocabulary(byte_level(), 320, eos)
-    with pytest.raises(InputError, match="this tokenizer has none of id 325"):
+    with pytest.raises(InputError, match="this tokenizer has no id 325"):
         get_vocabulary(byte_level(), 333, frozenset({325}))
 
 

@@ -145,7 +145,7 @@ def test_the_command_writes_texts_and_trains(tmp_path: Path, kind: str, size: st
         ((f"--{size}", "0"), f"{size} is 0"),
         (
             ("--out", str(tmp_path / "target")),
-            "is not empty, and no run of it exists; give another --out",
+            "is not empty, but has no run to resume; give another --out",
         ),
         (("--out", str(tmp_path / "prompts.jsonl")), "is a file; give a folder as --out"),
         (("--length", "7"), "holds outputs with length 8, not 7; give length 8, or another --out"),
