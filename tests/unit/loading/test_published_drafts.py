@@ -45,7 +45,7 @@ def llama(folder: Path) -> tuple[PreTrainedModel, Path]:
 
 
 def blocks_of(place: Path, target: PreTrainedModel, kind: str = "dspark") -> Path:
-    config = blocks.speculators(kind)
+    config = blocks.speculators(kind, **(blocks.ADDED if kind == "dflash2" else {}))
     return saved(place, config, blocks.tensors(config, target))
 
 
@@ -61,7 +61,7 @@ def assert_own_texts(spec: foretoken.Speculator) -> None:
     ("kind", "runtime"),
     [
         pytest.param(kind, runtime, marks=marks, id=f"{kind}-{runtime}")
-        for kind in ("dflash", "dspark")
+        for kind in ("dflash", "dflash2", "dspark")
         for runtime, marks in (("transformers", ()), ("native", pytest.mark.native))
     ],
 )

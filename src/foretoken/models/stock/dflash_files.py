@@ -130,14 +130,21 @@ def parse_block_config(config: dict[str, Any]) -> BlockConfig:
     kind = str(own.get("markov_head_type", "vanilla"))
     has_confidence_head = bool(own.get("enable_confidence_head", dspark))
     with_markov = bool(own.get("confidence_head_with_markov", dspark)) and rank > 0
+    parsed = _parse_layers_config(layers)
+    convolution = _parse_pair(own, "conv_kernel_size", "conv_group_size")
+    if convolution and parsed.hidden_size % convolution[1]:
+        raise InputError(
+            f"the draft's conv_group_size is {convolution[1]}; give a divisor of the hidden size "
+            f"{parsed.hidden_size}"
+        )
     return BlockConfig(
         layout,
-        _parse_layers_config(layers),
+        parsed,
         rank,
         kind,
         has_confidence_head,
         with_markov,
-        convolution=_parse_pair(own, "conv_kernel_size", "conv_group_size"),
+        convolution=convolution,
         selector=_parse_pair(own, "selector_rank", "selector_top_k"),
         logit_scale=_parse_float(own, "output_multiplier", 1.0),
         softcap=_parse_float(own, "final_logit_softcapping", 0.0),

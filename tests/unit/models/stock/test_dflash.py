@@ -11,7 +11,17 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.cache_utils import DFlashCache
 
 import tiny
-from blocks import CONFIDENT, DSPARK, LAYERS, ZLAB, draft, pair, speculators, tensors
+from blocks import (
+    CONFIDENT,
+    DFLASH2,
+    DSPARK,
+    LAYERS,
+    ZLAB,
+    draft,
+    pair,
+    speculators,
+    tensors,
+)
 from foretoken import SamplingParams
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.hidden_states import FINAL_TAP
@@ -257,6 +267,10 @@ def without(config: dict[str, Any], name: str) -> dict[str, Any]:
     return {k: v for k, v in config.items() if k != name}
 
 
+def with_added(**more: Any) -> dict[str, Any]:
+    return {**DFLASH2, "dflash_config": {**DFLASH2["dflash_config"], **more}}
+
+
 GEMMA = {**DSPARK, "architectures": ["Gemma4DSparkModel"]}
 
 
@@ -267,6 +281,17 @@ GEMMA = {**DSPARK, "architectures": ["Gemma4DSparkModel"]}
         (without(DSPARK, "block_size"), {}, InputError, "block_size"),
         (without(ZLAB, "hidden_size"), {}, InputError, "hidden_size"),
         ({**DSPARK, "mask_token_id": V}, {}, InputError, "40 tokens"),
+        (with_added(conv_group_size=None), {}, InputError, "no conv_group_size"),
+        (with_added(conv_group_size=7), {}, InputError, "conv_group_size is 7; give a divisor of"),
+        (with_added(selector_rank=0), {}, InputError, "selector_rank is 0; give an integer of"),
+        (with_added(selector_top_k=V + 1), {}, InputError, "selector_top_k is 41, but the target"),
+        (
+            with_added(output_multiplier=-1),
+            {},
+            InputError,
+            "output_multiplier is -1; give",
+        ),
+        (with_added(markov_rank=3), {}, RefusedError, "only without a Markov head"),
         ({**DSPARK, "markov_head_type": "deep"}, {}, RefusedError, "vanilla, gated and rnn"),
         (GEMMA, {}, RefusedError, "Gemma4DSparkModel"),
         (ZLAB, {"fc.weight": None}, InputError, "no fc.weight"),
