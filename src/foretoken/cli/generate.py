@@ -181,8 +181,8 @@ def _stream_completion(
     keys: list[tuple[int, int]],
     speculation: dict[str, Any],
 ) -> Completion:
-    """Print the output of one prompt while it is generated, as ids without a tokenizer, and return
-    the completion. Exit with code 1 if generation fails, 130 after Ctrl-C."""
+    """Print the output of one prompt while it is generated, and return the completion. If there is
+    no tokenizer, the ids are printed. Exit with code 1 if generation fails, 130 after Ctrl-C."""
     pieces = spec.stream([prompt], task.params, seed=keys, **speculation)
     tokens = 0
     try:

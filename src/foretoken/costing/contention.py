@@ -1,8 +1,8 @@
 """The share of the processors that other processes used during a measurement.
 
-The system counts the busy time of each processor. Busy time that neither this process nor its
-children spent counts as time of other processes, and so does steal time of a hypervisor. The share
-is unknown on systems that do not report a process' CPU affinity (macOS).
+The system counts the busy time of each processor. The time of other processes is the busy time
+minus the time of this process and its children; it includes the steal time of a hypervisor. The
+share is unknown on systems that do not report a process' CPU affinity (macOS).
 
 In a container, the counters are mostly the host's; only counters of processors that this process
 may run on are used. Processes of other containers count as other processes, although a CPU quota

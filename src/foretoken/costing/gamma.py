@@ -453,7 +453,8 @@ def count_forced_tokens(seq: SequenceState) -> int:
 
 
 def _last_positions(seq: SequenceState) -> int:
-    """Return the positions of a sequence in its last pass; 0 if there was none."""
+    """Return the number of a sequence's positions in its last forward pass (its draft tokens plus
+    one); 0 before its first pass."""
     return 1 + seq.records[-1].drafted if seq.records else 0
 
 

@@ -224,8 +224,9 @@ def _update_prior(prior: tuple[float, float], overlaps: list[float]) -> tuple[fl
 
 
 def _drop_settling(each: list[Result], sizes: tuple[int, ...]) -> list[Result]:
-    """From `each`, which has one entry per step, return the entries of the last step of each size
-    in each round. Return all entries if the first size was not completed."""
+    """Return the entries of `each`, a list with one entry per step, that count. A round runs
+    settling steps, then STEPS_PER_SIZE steps of each size, of which only the last one counts. If no
+    size was completed, all entries count."""
     length = len(_list_round(sizes))
     last = range(SETTLING_STEPS + STEPS_PER_SIZE - 1, length, STEPS_PER_SIZE)
     return [x for i, x in enumerate(each) if i % length in last] or each

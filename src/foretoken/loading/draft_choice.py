@@ -87,9 +87,9 @@ def choose_draft_dtype(
 def _apply_stored_choice(
     spec: Speculator, measure: Callable[[], str], apply: Callable[[str], Speculator]
 ) -> Speculator:
-    """Return `apply(choice)` for the choice that is stored for this pair: int8, int4, or "" for no
-    rounded draft. Without a stored choice, return `spec` with a `choose` that measures, then stores
-    and applies the choice."""
+    """Return `apply(choice)` if a choice is stored for the target and drafter of `spec`: "int8",
+    "int4", or "" for no rounded draft. Otherwise return `spec` with its field `choose` set to a
+    function that measures, stores and applies the choice."""
     name = stored_costs.make_key(spec.target, spec.drafter, DRAFT_CHOICES_FILE)
     kind = load_cached_values(DRAFT_CHOICES_FILE).get(name) if name else None
     if kind in (*ROUNDED_DTYPES, ""):

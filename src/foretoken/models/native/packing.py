@@ -236,8 +236,9 @@ def pack_integers(
         scales: `[N, blocks]`, one for each block of 32 or 16 weights.
         offsets: `[N, blocks]`, or None.
         kind: One of STORAGE_KINDS.
-        supers: For two levels, in which scales and offsets are int8: the float16 factors `[N,
-            super-blocks]` of scales, then the factors of offsets. None: there is only one level.
+        supers: For scales that are themselves quantized (super-blocks): the float16 factors `[N,
+            super-blocks]` of the int8 scales, then, if there are offsets, the factors of the int8
+            offsets. None: scales and offsets are used as they are.
     """
     N, K = integers.shape
     bits = int(kind[-1])
