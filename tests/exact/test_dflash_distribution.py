@@ -60,11 +60,11 @@ def case(
     gamma: int,
     kind: type[BlockDrafter] = AfterTheFirst,
     params: SamplingParams = SAMPLED,
+    network: Any = NETWORK,
 ) -> tuple[Case, Model]:
     """What runs, each drafter upon the target that was made before it; and the distribution it must
     have."""
     made: list[CausalModel] = []
-    network = OF_THREE if config is DFLASH2 and gamma == 2 else NETWORK
     model = draft(config, network)
 
     def target() -> CausalModel:
@@ -104,6 +104,12 @@ def test_the_rule_to_stop_is_met_in_these_worlds(monkeypatch):
 @pytest.mark.parametrize("params", [SAMPLED, SamplingParams(temperature=0.6, top_p=0.8)])
 def test_proof_larger(name, rule, params, monkeypatch):
     assert bias(*case(CONFIGS[name], EXACT_RULES[rule], 3, params=params), monkeypatch) < 1e-12
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("rule", EXACT_RULES)
+def test_proof_of_a_selector_that_leaves_two_tokens_of_three(rule, monkeypatch):
+    assert bias(*case(DFLASH2, EXACT_RULES[rule], 2, network=OF_THREE), monkeypatch) < 1e-12
 
 
 class ClaimsSoftmax(AfterTheFirst):

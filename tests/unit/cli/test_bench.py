@@ -147,7 +147,7 @@ def test_a_file_that_cannot_be_written(
 
     monkeypatch.setattr("foretoken.storage.files.write_atomically", full)
     code, shown, err = call(*pair, *QUICK, "--out", tmp_path / "x.json")
-    assert code == 2 and "speculate" in shown
+    assert code == 2 and "foretoken generate" in shown
     assert err.endswith("x.json cannot be written: No space left on device\n")
 
 

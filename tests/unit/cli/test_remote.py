@@ -219,7 +219,7 @@ def test_models_that_are_not_listed():
 
 def test_what_a_server_cannot_do_is_told_before_anything_is_asked():
     with replaying() as server:
-        with pytest.raises(InputError, match="is not a foretoken server.* leave --gamma out"):
+        with pytest.raises(InputError, match="is not a foretoken server.* leave out --gamma"):
             with opened(server.url, gamma=2):
                 pass
     bare = body(FACTS | {"chat": False})

@@ -20,15 +20,15 @@ from foretoken.models.stock.cache import ALTERNATIVES_HINT
 REASONS = (
     r"its input is \w+, not token ids",
     "it has no language model head; load its ForCausalLM class",
-    "its config sets is_decoder to false, for filling in masked tokens; set it to true",
+    "its config sets is_decoder to false, to fill in masked tokens; set it to true",
     r"its own code takes no masks with \w+; set attn_implementation to 'eager'",
     "its block-sparse attention depends on the block length; set attention_type",
-    "its own code counts positions from the padding id, as RoBERTa's, but transformers' generate "
-    "counts from 0, so its output is not that of its training",
+    "its own code counts positions from the padding id, as in RoBERTa, but transformers' "
+    "generate counts positions from 0, for which the model was not trained",
     "its attention hashes with random numbers, so its output changes from call to call; set "
     "hash_seed and num_buckets in its config",
     r"transformers cannot make a cache from its config \(\w+\)",
-    r"its cache layers \([\w, ]+\) hold state that is not one entry per token",
+    r"its cache layers \([\w, ]+\) do not have one entry per token",
 )
 FAMILY, INSTEAD_ = r"[\w.-]+ \(\w+\)", re.escape(ALTERNATIVES_HINT)
 CACHE = r"a (ragged cache|cache per sequence)"
@@ -42,7 +42,7 @@ MESSAGES = (
     rf"{FAMILY} is not exact over {CACHE}: logits differ by \S+ of their spread from a full "
     rf"forward; {SINGLE}{INSTEAD_}",
     rf"{FAMILY} contradicts itself: (beyond its window )?the logits of transformers' generate "
-    r"differ from those of its own full forward by \S+ of their spread; (use a "
+    r"differ from the logits of its own full forward by \S+ of their spread; (use a "
     rf"configuration whose window is the whole context|{INSTEAD_})",
     rf"{FAMILY} has no output layer; give a model with a language model head",
     # of prompts with media

@@ -91,7 +91,7 @@ def test_mistakes_are_one_line(here: Path) -> None:
         ),
         ("nowhere:a", "there is no module nowhere"),
         ("silentdraft:a", "the module silentdraft has no function drafter; define drafter"),
-        ("mydrafts.ours:nothing", "its function drafter returned 5; return a Drafter"),
+        ("mydrafts.ours:nothing", "function drafter returned 5; return a Drafter"),
         ("mydrafts.ours:half", "Half lacks start and commit and leave"),
         (
             "mydrafts.ours:narrow",

@@ -119,7 +119,7 @@ def test_a_seed_gives_one_text_whatever_ran_before(target, draft):
 INVALID: list[tuple[str, dict[str, str], type[ForetokenError], str]] = [
     ("self:2", {}, InputError, "not all of the target's 2 layers, 0 to 1"),
     ("self:0-1", {}, InputError, "not all of the target's 2 layers"),
-    ("self:1,0", {}, InputError, "in order"),
+    ("self:1,0", {}, InputError, "in ascending order"),
     ("self:0-999999999999", {}, InputError, "not all of the target's 2 layers"),
     ("self:0,", {}, InputError, "give self, self:int4, self:int8, or self: and indices"),
     ("self:", {}, InputError, "'self:'; give self, self:int4, self:int8"),

@@ -154,7 +154,7 @@ WHOLE = saved(Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64)
         ("https://example.com/cat.png", "give a file, a data URL"),
         (7, "give a file, a data URL"),
         (np.zeros((2, 2, 7), np.uint8), "image 0 is not a"),
-        (Image.new("RGB", (0, 3)), "image 0 has 0 x 3 pixels; give an image"),
+        (Image.new("RGB", (0, 3)), "image 0 has 0 x 3 pixels; give a larger"),
     ],
 )
 def test_what_is_no_picture(value: Any, message: str) -> None:

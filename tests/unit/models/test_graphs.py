@@ -218,7 +218,9 @@ def test_what_looks_at_its_numbers_is_refused_by_name() -> None:
 
 
 def test_encoder_decoders_and_int8_are_refused() -> None:
-    with pytest.raises(RefusedError, match="decoder-only models; give runtime='transformers'"):
+    with pytest.raises(
+        RefusedError, match="support no encoder-decoders; give runtime='transformers'"
+    ):
         place(ModelFacts(build("T5")), Placement(runtime="graphs"))
     with pytest.raises(RefusedError, match="only on the native decoder, not on graphs"):
         place(ModelFacts(build("Llama")), Placement(runtime="graphs", dtype="int8"))

@@ -135,7 +135,7 @@ def test_a_generation_config_that_asks_for_beams_before_and_after(model, caplog)
     plain = copy.deepcopy(model)
     model.generation_config.num_beams = plain.generation_config.num_beams = 3
     expected = outcome(plain, {})
-    with pytest.raises(RefusedError, match="sets num_beams=3, which is not followed"):
+    with pytest.raises(RefusedError, match="sets num_beams=3, which is not supported"):
         foretoken.attach(model, "lookup", strict=True)
     with caplog.at_level("INFO", "foretoken"):
         spec = foretoken.attach(model, "lookup")
