@@ -27,6 +27,9 @@ DFLASH2 = {**ZLAB, "architectures": ["DFlash2DraftModel"], "layer_types": ["slid
 DFLASH2 |= {"sliding_window": 6, "use_sliding_window": True}
 ADDED = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 4, "selector_top_k": 2}
 DFLASH2["dflash_config"] = {**ZLAB["dflash_config"], **ADDED}
+PROJECTOR = {"projector_type": "domino", "gru_hidden_dim": 6, "emb_dim": 5, "shift_label": True}
+DOMINO = {**ZLAB, "architectures": ["DominoDraftModel"]}
+DOMINO["dflash_config"] = {**ZLAB["dflash_config"], **PROJECTOR, "pure_draft_prefix_len": 1}
 CONFIDENT = {**DSPARK, "enable_confidence_head": True, "confidence_head_with_markov": True}
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import pairs
 import tiny
-from blocks import CONFIDENT, DFLASH2, DSPARK, ZLAB, draft, pair
+from blocks import CONFIDENT, DFLASH2, DOMINO, DSPARK, ZLAB, draft, pair
 from exact.worlds import Case, bias
 from foretoken import SamplingParams, Speculator
 from foretoken.drafters.base import Draft
@@ -36,6 +36,7 @@ NETWORK = tiny.llama(2, context=32, seed=3).double()
 OF_THREE = tiny.llama(3, context=32, seed=3).double()  # of which a selector leaves two
 PROMPT = [0, 1, 1]
 CONFIGS = {"certain": ZLAB, "chained": DSPARK, "stops": CONFIDENT, "selects": DFLASH2}
+CONFIGS["corrected"] = DOMINO
 
 
 def own(network: Any) -> Model:
@@ -152,6 +153,7 @@ class ClaimsTheNextRow(AfterTheFirst):
         ("chained", ClaimsTheNextRow),
         ("selects", ClaimsTheNextRow),
         ("selects", ClaimsAllTokens),
+        ("corrected", ClaimsTheNextRow),
     ],
 )
 def test_other_distributions_than_those_drawn_from_show(name, liar, rule, monkeypatch):

@@ -1,12 +1,12 @@
-"""A drafter for models that predict a block of masked tokens: DFlash (arXiv 2602.06036), DFlash2
-and DSpark (arXiv 2607.05147).
+"""A drafter for models that predict a block of masked tokens: DFlash (arXiv 2602.06036),
+DFlash2, DSpark (arXiv 2607.05147), Domino (arXiv 2605.29707) and JetSpec (arXiv 2606.18394).
 
 One forward pass predicts a whole block from the target's hidden states at all positions before the
-last token. DSpark and DFlash2 condition each draft token on the one before it and sample it from
-the conditional distribution. DFlash predicts the draft tokens of a block independently of each
-other. Tokens sampled independently would seldom fit together, so the drafter takes DFlash's most
-probable tokens, which are certain. In coupled mode sampled tokens may fit, and `SampleOrArgmax`
-chooses between sampled and most probable tokens.
+last token. DSpark, DFlash2 and Domino condition each draft token on the one before it and sample it
+from the conditional distribution. DFlash and JetSpec predict the draft tokens of a block
+independently of each other. Tokens sampled independently would seldom fit together, so the drafter
+takes the most probable tokens, which are certain. In coupled mode sampled tokens may fit, and
+`SampleOrArgmax` chooses between sampled and most probable tokens.
 """
 
 from __future__ import annotations

@@ -26,7 +26,11 @@ from foretoken.drafters.dflash import BlockDrafter
 from foretoken.drafters.pairs import HiddenStateDraftModel, PairsDrafter
 from foretoken.errors import ForetokenError, RefusedError, log_error_kind, to_one_line
 from foretoken.loading.options import ROUNDED_DTYPES, LoadOptions
-from foretoken.loading.published_drafts import BLOCK_KINDS, PublishedDraft
+from foretoken.loading.published_drafts import (
+    BLOCK_KINDS,
+    MASK_EMBEDDING_FILE,
+    PublishedDraft,
+)
 from foretoken.loading.target import LoadedTarget, PendingDraft, TargetEmbeddings, TargetInfo
 from foretoken.loading.weights import FolderWeights
 from foretoken.models.base import Model
@@ -130,6 +134,11 @@ def _prepare_blocks(
 ) -> PendingDraft:
     because = f"{draft.name} specifies which hidden states it uses"
     options.refuse("draft_taps", because=because)
+    if (draft.folder / MASK_EMBEDDING_FILE).exists():
+        raise RefusedError(
+            f"{draft.name} has a separate embedding of the mask token in {MASK_EMBEDDING_FILE}, "
+            "which is not supported; give another draft"
+        )
     weights = FolderWeights(draft.folder)
     tensors = weights.read_weights(weights.keys)
     text_config = target.facts.structure.config.get_text_config(decoder=True)

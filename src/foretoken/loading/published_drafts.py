@@ -11,12 +11,18 @@ from foretoken.errors import InputError, format_value, to_one_line
 from foretoken.loading import hub
 from foretoken.storage.files import parse_json
 
-DRAFT_FILE_PATTERNS = ["*.json", "*.safetensors", "*.bin"]  # fetched from the hub
+MASK_EMBEDDING_FILE = "mask_embedding.pt"  # an embedding of the mask token, trained separately
+DRAFT_FILE_PATTERNS = ["*.json", "*.safetensors", "*.bin", MASK_EMBEDDING_FILE]  # of the hub
 BLOCK_KINDS = ("dflash", "dspark")
 DFLASH2_MODEL_TYPE = "dflash2"  # of speculators; its drafts are DFlash with additions
 ASSISTANT_MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 MUSE_MODEL_TYPE = "muse_glimmer_assistant"
-ARCHITECTURE_KINDS = (("Eagle3", "eagle3"), ("DSpark", "dspark"), ("DFlash", "dflash"))
+ARCHITECTURE_KINDS = (
+    ("Eagle3", "eagle3"),
+    ("DSpark", "dspark"),
+    ("DFlash", "dflash"),
+    ("Domino", "dflash"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,8 @@ def llama(folder: Path) -> tuple[PreTrainedModel, Path]:
 
 
 def blocks_of(place: Path, target: PreTrainedModel, kind: str = "dspark") -> Path:
-    config = blocks.speculators(kind, **(blocks.ADDED if kind == "dflash2" else {}))
+    added = blocks.ADDED if kind == "dflash2" else {}
+    config = blocks.DOMINO if kind == "domino" else blocks.speculators(kind, **added)
     return saved(place, config, blocks.tensors(config, target))
 
 
@@ -61,7 +62,7 @@ def assert_own_texts(spec: foretoken.Speculator) -> None:
     ("kind", "runtime"),
     [
         pytest.param(kind, runtime, marks=marks, id=f"{kind}-{runtime}")
-        for kind in ("dflash", "dflash2", "dspark")
+        for kind in ("dflash", "dflash2", "domino", "dspark")
         for runtime, marks in (("transformers", ()), ("native", pytest.mark.native))
     ],
 )
@@ -153,6 +154,9 @@ def test_drafts_that_do_not_fit(tmp_path: Path) -> None:
     broken = blocks.tensors(blocks.ZLAB, target) | {"norm.weight": torch.full((32,), torch.nan)}
     broken = saved(tmp_path / "broken", blocks.ZLAB, broken)
     refused(RefusedError, "non-finite values in norm.weight", folder, broken)
+    masked = blocks_of(tmp_path / "masked", target)
+    (masked / "mask_embedding.pt").touch()
+    refused(RefusedError, "a separate embedding of the mask token", folder, masked)
     x = {"x": torch.ones(1)}
     draft = saved(tmp_path / "peagle", {"speculators_model_type": "peagle"}, x)
     refused(RefusedError, "of kind 'peagle', which is not supported", folder, draft)

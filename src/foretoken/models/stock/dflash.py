@@ -1,5 +1,6 @@
-"""Drafters that propose a block of tokens in one forward pass: DFlash (arXiv 2602.06036), DFlash2
-and DSpark (arXiv 2607.05147).
+"""Drafters that propose a block of tokens in one forward pass: DFlash (arXiv 2602.06036), DFlash2,
+DSpark (arXiv 2607.05147), Domino (arXiv 2605.29707) and JetSpec (arXiv 2606.18394) without its
+tree.
 
 The context is the target's hidden states at several taps, concatenated. Each layer projects the
 context to keys and values. The queries are a block that follows the context: the sequence's last
@@ -31,6 +32,7 @@ from foretoken.models.row_slots import (
 )
 from foretoken.models.stock.cache import CAPACITY_MULTIPLE, RaggedCache, RaggedLayer
 from foretoken.models.stock.dflash2 import CandidateSelector, ConvolutionLayer
+from foretoken.models.stock.domino import DominoHead
 from foretoken.transfer import send
 
 
@@ -46,6 +48,7 @@ class BlockLayout:
         window_per_position: True if a sliding window is counted from each position of the block;
             False if it is counted from the block's first position, and all of the block is visible.
         causal_window: True if attention within the block is causal in layers with a window.
+        causal: True if it is causal in all layers (JetSpec).
     """
 
     taps: tuple[int, ...]
@@ -54,6 +57,7 @@ class BlockLayout:
     sample_from_anchor: bool = False
     window_per_position: bool = True
     causal_window: bool = False
+    causal: bool = False
 
     @property
     def max_draft_tokens(self) -> int:
@@ -166,6 +170,7 @@ class BlockNetwork(nn.Module):
     width: Number of values per token of the target's hidden states.
     markov_head, confidence_head: The heads of DSpark; None for the others.
     candidate_selector: The selector of DFlash2; None for the others.
+    domino_head: The head of Domino; None for the others.
     convolution: The taps and the group size of the layers' convolutions (DFlash2); None: the layers
         have none.
     embedding_scale: Factor of the embeddings of a block.
@@ -179,6 +184,7 @@ class BlockNetwork(nn.Module):
         markov_head: MarkovHead | None = None,
         confidence_head: ConfidenceHead | None = None,
         candidate_selector: CandidateSelector | None = None,
+        domino_head: DominoHead | None = None,
         convolution: tuple[int, int] | None = None,
         embedding_scale: float = 1.0,
     ) -> None:
@@ -195,7 +201,8 @@ class BlockNetwork(nn.Module):
             for i in range(config.num_hidden_layers)
         )
         self.markov_head, self.confidence_head = markov_head, confidence_head
-        self.candidate_selector, self.embedding_scale = candidate_selector, embedding_scale
+        self.candidate_selector, self.domino_head = candidate_selector, domino_head
+        self.embedding_scale = embedding_scale
         with torch.device("cpu"):  # on the meta device its buffers would have no values
             # In a list, so that conversions of the network leave its buffers in float32
             self.rotary = [Qwen3RotaryEmbedding(config)]
@@ -250,6 +257,8 @@ class BlockNetwork(nn.Module):
         position, slot = positions[:, :, None], slots[..., None, :]
         first, own = position[:, :1], position == slot
         full = slot < first + block_sizes[:, None, None]
+        if self.layout.causal:
+            full = full & (slot <= position)
         window = self.config.sliding_window
         if window is None:
             return full | own, full | own
@@ -293,8 +302,9 @@ class StockBlockModel(Component):
         self.device, self.itemsize = weight.device, weight.itemsize
         self.embedding, self.ids = draft.embedding, draft.ids
         self.markov_head, self.confidence_head = network.markov_head, network.confidence_head
-        self.candidate_selector = network.candidate_selector
-        self.is_conditional = bool(self.markov_head or self.candidate_selector)
+        self.candidate_selector, self.domino_head = network.candidate_selector, network.domino_head
+        heads = (self.markov_head, self.candidate_selector, self.domino_head)
+        self.is_conditional = any(head is not None for head in heads)
         self.max_draft_tokens, self.taps = network.layout.max_draft_tokens, network.layout.taps
         self.context: int | None = network.config.max_position_embeddings
         self.cache = self._make_cache(0)
@@ -368,10 +378,13 @@ class StockBlockModel(Component):
         self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Condition one draft token of each sequence on the token before it; see
-        `apply_markov_head` and `CandidateSelector`."""
+        `apply_markov_head`, `CandidateSelector` and `DominoHead`."""
         tokens = send(tokens, self.device)
         if self.candidate_selector is not None:
             return self.candidate_selector(states, logits, tokens), None, None
+        if self.domino_head is not None:
+            logits, memory = self.domino_head(states, logits, self.embedding(tokens), memory)
+            return logits, None, memory
         return apply_markov_head(
             self.markov_head, self.confidence_head, states, logits, tokens, memory
         )

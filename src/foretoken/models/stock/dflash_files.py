@@ -1,5 +1,6 @@
 """Builds block drafters from their configs and tensors: z-lab's DFlash and DFlash2, DeepSpec's
-DSpark, all also in speculators' layout, and transformers' assistants of Muse Glimmer.
+DSpark, all also in speculators' layout, SpecForge's Domino, and transformers' assistants of Muse
+Glimmer.
 
 The caller opens the files. The ids of target layers in a config mean the outputs of these layers;
 in speculators' layout, the ids mean the inputs of the layers.
@@ -26,6 +27,7 @@ from foretoken.models.stock.dflash import (
     RecurrentMarkovHead,
 )
 from foretoken.models.stock.dflash2 import CandidateSelector
+from foretoken.models.stock.domino import DominoHead
 from foretoken.models.stock.pair_files import require_consistent_ids, require_finite_floats
 
 SPECULATORS_MODEL_TYPES = ("dflash", "dflash2", "dspark")
@@ -47,7 +49,9 @@ LAYER_SETTINGS += (
     "attention_bias",
 )
 LAYER_SETTINGS += ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers")
+DOMINO_PROJECTORS = ("domino", "causal_v5")
 TENSOR_PREFIXES = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
+TENSOR_PREFIXES |= {name: f"domino_head.{name}" for name in ("prefix_gru.", "embed_proj.")}
 EMBEDDING_AND_HEAD = ("embed_tokens.weight", "lm_head.weight")
 # Tensors in the files that are not part of the network
 IGNORED_TENSORS = (
@@ -74,6 +78,8 @@ class BlockConfig:
         convolution: The taps and the group size of the layers' convolutions; None: the layers have
             none.
         selector: The rank and the number of candidates of the selector; None: there is none.
+        domino: The sizes of the state and of the rank of Domino's head; None: there is none.
+        base_first: True if Domino's head leaves the first draft token's logits as they are.
         logit_scale, softcap: Applied to the logits before the selector; a softcap of 0 has no
             effect.
         embedding_scale: Factor of the embeddings of a block.
@@ -87,6 +93,8 @@ class BlockConfig:
     confidence_with_markov: bool
     convolution: tuple[int, int] | None
     selector: tuple[int, int] | None
+    domino: tuple[int, int] | None
+    base_first: bool
     logit_scale: float
     softcap: float
     embedding_scale: float
@@ -116,7 +124,8 @@ def parse_block_config(config: dict[str, Any]) -> BlockConfig:
         taps = tuple(FINAL_TAP if tap == own.get("num_target_layers") else tap for tap in taps)
     dspark = deepspec or config.get("speculators_model_type") == "dspark"
     dflash2 = config.get("speculators_model_type") == "dflash2"
-    from_anchor = bool(own.get("sample_from_anchor", dspark))
+    is_domino = own.get("projector_type") in DOMINO_PROJECTORS
+    from_anchor = bool(own.get("shift_label" if is_domino else "sample_from_anchor", dspark))
     layout = BlockLayout(
         taps,
         block_size=_require_int(own, "block_size", 1 if from_anchor else 2),
@@ -124,6 +133,7 @@ def parse_block_config(config: dict[str, Any]) -> BlockConfig:
         sample_from_anchor=from_anchor,
         window_per_position=not speculators,
         causal_window=speculators and not own.get("sliding_window_non_causal", dflash2),
+        causal=bool(own.get("causal", False)),
     )
     layers = _require_setting(config, "transformer_layer_config") if speculators else config
     rank = int(own.get("markov_rank", 256 * dspark) or 0)
@@ -146,6 +156,8 @@ def parse_block_config(config: dict[str, Any]) -> BlockConfig:
         with_markov,
         convolution=convolution,
         selector=_parse_pair(own, "selector_rank", "selector_top_k"),
+        domino=_parse_pair(own, "gru_hidden_dim", "emb_dim") if is_domino else None,
+        base_first=is_domino and _parse_base_first(own),
         logit_scale=_parse_float(own, "output_multiplier", 1.0),
         softcap=_parse_float(own, "final_logit_softcapping", 0.0),
         embedding_scale=_parse_float(own, "input_embedding_scale", 1.0),
@@ -157,6 +169,16 @@ def _parse_pair(config: dict[str, Any], first: str, second: str) -> tuple[int, i
     if not config.get(first) and not config.get(second):
         return None
     return _require_int(config, first, 1), _require_int(config, second, 1)
+
+
+def _parse_base_first(config: dict[str, Any]) -> bool:
+    count = config.get("pure_draft_prefix_len", 0)
+    if type(count) is not int or count not in (0, 1):
+        raise RefusedError(
+            f"the draft has pure_draft_prefix_len {count!r:.40}, but only 0 and 1 are supported; "
+            "give another draft"
+        )
+    return count == 1
 
 
 def _parse_float(config: dict[str, Any], name: str, default: float) -> float:
@@ -318,9 +340,16 @@ def build_network(
         chain,
         confidence,
         _build_selector(parsed, vocab_size, outputs),
+        _build_domino_head(parsed, outputs),
         parsed.convolution,
         parsed.embedding_scale,
     )
+
+
+def _build_domino_head(parsed: BlockConfig, outputs: int) -> DominoHead | None:
+    if parsed.domino is None:
+        return None
+    return DominoHead(parsed.layers.hidden_size, *parsed.domino, outputs, parsed.base_first)
 
 
 def _build_selector(parsed: BlockConfig, V: int, outputs: int) -> CandidateSelector | None:

@@ -14,6 +14,7 @@ import tiny
 from blocks import (
     CONFIDENT,
     DFLASH2,
+    DOMINO,
     DSPARK,
     LAYERS,
     ZLAB,
@@ -267,8 +268,44 @@ def without(config: dict[str, Any], name: str) -> dict[str, Any]:
     return {k: v for k, v in config.items() if k != name}
 
 
+def with_domino(**more: Any) -> dict[str, Any]:
+    return {**DOMINO, "dflash_config": {**DOMINO["dflash_config"], **more}}
+
+
 def with_added(**more: Any) -> dict[str, Any]:
     return {**DFLASH2, "dflash_config": {**DFLASH2["dflash_config"], **more}}
+
+
+def test_domino_corrects_logits_by_the_tokens_before_them():
+    """As SGLang's chain does: the first token of a block by its own logits, each later one with a
+    bias from a network over the last token and the draft tokens so far."""
+    model = draft(DOMINO, TARGET)
+    model.start(1)
+    model.append_context([states(6)])
+    hidden, logits = model.predict_block([9], [4])
+    head, embedding = model.domino_head, TARGET.get_input_embeddings()
+    tokens, memory, found = [9], None, []
+    for i in range(4):
+        made, _, memory = model.condition_on_previous(
+            hidden[:, i], logits[:, i], torch.tensor(tokens[-1:]), memory
+        )
+        found.append(made[0])
+        tokens.append(int(made.argmax()))
+    assert torch.equal(found[0], logits[0, 0]) and model.max_draft_tokens == 5
+    for i in range(1, 4):
+        _, after = head.prefix_gru(embedding(torch.tensor([tokens[: i + 1]])))
+        bias = head.embed_proj(torch.cat([hidden[0, i], after[0, 0]]))
+        assert bias.abs().max() > 0.1
+        assert torch.allclose(found[i], logits[0, i] + bias, atol=CLOSE)
+
+
+def test_a_causal_block_sees_nothing_after_its_places():
+    """JetSpec's: a shorter block gives the same states."""
+    causal = {**ZLAB, "dflash_config": {**ZLAB["dflash_config"], "causal": True}}
+    for config, same in ((causal, True), (ZLAB, False)):
+        model, read = draft(config, TARGET, tensors(ZLAB, TARGET)), states(6)
+        short, long = alone(model, read, 9, 2), alone(model, read, 9, 4)
+        assert torch.allclose(short, long[:2], atol=CLOSE) == same
 
 
 GEMMA = {**DSPARK, "architectures": ["Gemma4DSparkModel"]}
@@ -291,6 +328,8 @@ GEMMA = {**DSPARK, "architectures": ["Gemma4DSparkModel"]}
             InputError,
             "output_multiplier is -1; give",
         ),
+        (with_domino(pure_draft_prefix_len=2), {}, RefusedError, "only 0 and 1 are supported"),
+        (with_domino(gru_hidden_dim=0), {}, InputError, "gru_hidden_dim is 0; give an integer of"),
         (with_added(markov_rank=3), {}, RefusedError, "only without a Markov head"),
         ({**DSPARK, "markov_head_type": "deep"}, {}, RefusedError, "vanilla, gated and rnn"),
         (GEMMA, {}, RefusedError, "Gemma4DSparkModel"),
