@@ -58,6 +58,11 @@ COLUMN_LEGEND = {
     "speed-up": "over plain decoding in the same round, median",
 }
 
+CATEGORY_LEGEND = {
+    "sequences": "per round; for batches: the batch size, as each category is a batch of its own",
+    "plain": "tokens/s of plain decoding",
+}
+
 
 @dataclass(frozen=True)
 class TimingOptions:
@@ -200,6 +205,7 @@ def _print_document(document: dict[str, Any], console: Console) -> None:
     if any("categories" in row for row in document["figures"]):
         console.print(_make_category_table(document["figures"]))
         console.print()
+        print_labelled(console, CATEGORY_LEGEND.items(), 10)
     print_labelled(console, COLUMN_LEGEND.items(), 10)
     console.print()
     if line := _describe_memory_floor(document):
@@ -233,7 +239,7 @@ def _make_table(figures: list[dict[str, Any]]) -> Table:
 def _make_category_table(figures: list[dict[str, Any]]) -> Table:
     """Return a table with a line for each category, below each draft and batch size with its
     fastest gamma."""
-    view = make_table("", "prompts", "plain tokens/s", "tokens/s", "a call", "alpha", "speed-up")
+    view = make_table("", "sequences", "plain", "tokens/s", "a call", "alpha", "speed-up")
     contestants: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in figures:
         contestants.setdefault((row["draft"], row["batch"]), []).append(row)
@@ -245,7 +251,7 @@ def _make_category_table(figures: list[dict[str, Any]]) -> Table:
         for name, row in best["categories"].items():
             view.add_row(
                 name,
-                str(row["tasks"]),
+                str(row["sequences"]),
                 _format_rate(plain[name]["tokens_per_second"]["median"]),
                 _format_rate(row["tokens_per_second"]["median"]),
                 _format_number(row["tokens_per_call"]),

@@ -248,10 +248,10 @@ class ContestantFigures:
 
 @dataclass(frozen=True, slots=True)
 class CategoryFigures:
-    """Figures of one contestant on the tasks of one category, over all rounds. For the definitions
-    see ContestantFigures."""
+    """Figures of one contestant on one category, over all rounds; ContestantFigures has the
+    definitions."""
 
-    tasks: int
+    sequences: int  # per round
     tokens_per_second: Spread
     speedup: Spread
     tokens_per_call: float | None
@@ -321,7 +321,7 @@ class Race:
         overlaps = [overlap for step in steps for overlap in step.overlaps]
         seconds = self.compute_seconds_per_token(key)
         return CategoryFigures(
-            tasks=len(self.rounds[0][key]),
+            sequences=len(self.rounds[0][key]),
             tokens_per_second=summarize([1 / each for each in seconds]),
             speedup=summarize(self.compute_speedups(key, PLAIN_DECODING)),
             tokens_per_call=fmean(len(step.new_tokens) for step in steps) if steps else None,

@@ -220,7 +220,7 @@ def test_figures_by_category():
     figures = race.compute_category_figures(key)
     assert list(figures) == ["qa", "rag"]
     qa, rag = figures.values()
-    assert (qa.tasks, rag.tasks) == (2, 1)
+    assert (qa.sequences, rag.sequences) == (2, 1)
     assert qa.tokens_per_second.median == pytest.approx(20 / 3) and qa.speedup.n == 2
     assert (qa.speedup.median, rag.speedup.median) == pytest.approx((30 / 3, 10 / 5))
     assert (qa.tokens_per_call, rag.tokens_per_call) == pytest.approx((7 / 3, 5 / 2))
