@@ -264,7 +264,7 @@ class Race:
 
     Attributes:
         rounds: The runs of each contestant in each round.
-        together: Whether a turn completed its tasks as one batch, or one batch for each category.
+        together: True if a turn completed its tasks as one batch, or one batch for each category.
         categories: The category of each run of a turn; (): the tasks have no categories.
     """
 
