@@ -18,7 +18,7 @@ STARTS = ("foretoken ", "python ", "make ", "mkdir ", "printf ", "echo ")
 CHAT = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
 FOLDERS = ("src", "tests", "docs", "examples", "benchmarks", "reproduction")
 FILES = [path.relative_to(ROOT) for name in FOLDERS for path in (ROOT / name).rglob("*.py")]
-OTHERS = {"foretoken.service"}  # systemd's
+OTHERS = {"foretoken.service", "prepare.py"}  # systemd's, and SPEED-Bench's
 
 
 # --- commands ---
@@ -129,5 +129,6 @@ def dead(page: str, package: str = "foretoken") -> list[str]:
     word in capitals in a file's name stands for any."""
     files = [name for name in re.findall(r"[\w/-]+\.py\b", page) if not re.search("[A-Z]{4}", name)]
     names = {*re.findall(rf"(?<![\w/]){package}(?:\.[A-Za-z_]\w*)+", page)} - OTHERS
-    lost = [name for name in files if not any(Path("/", f).match(name) for f in FILES)]
+    ours = [name for name in files if Path(name).name not in OTHERS]
+    lost = [name for name in ours if not any(Path("/", f).match(name) for f in FILES)]
     return [*lost, *sorted(name for name in names if not exists(name))]

@@ -22,6 +22,7 @@ from typer import Option
 from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command, format_flag, set_up_logging
+from foretoken.cli.prompts import ChatTemplate, PromptLine
 from foretoken.cli.render import (
     format_milliseconds,
     make_table,
@@ -30,7 +31,7 @@ from foretoken.cli.render import (
     print_paragraph,
 )
 from foretoken.costing import contention
-from foretoken.errors import get_base_name
+from foretoken.errors import InputError, get_base_name
 from foretoken.measurement.options import MIN_QUARTILE_ROUNDS, BenchOptions, format_gamma
 
 DEFAULT_PROMPTS = (
@@ -57,6 +58,11 @@ COLUMN_LEGEND = {
     "speed-up": "over plain decoding in the same round, median",
 }
 
+CATEGORY_LEGEND = {
+    "sequences": "per round; for batches: the batch size, as each category is a batch of its own",
+    "plain": "tokens/s of plain decoding",
+}
+
 
 @dataclass(frozen=True)
 class TimingOptions:
@@ -75,6 +81,7 @@ class TimingOptions:
 def bench(
     loading: option.PairLoadOptions,
     texts: TimingOptions,
+    messages: prompt_files.TemplateOptions,
     place: option.TargetArgument = None,
     target: option.Target = None,
     draft: Annotated[
@@ -86,8 +93,13 @@ def bench(
     ] = "2,4,8",
     prompts: Annotated[
         Path | None,
-        f'File of prompts like yours. {option.PROMPTS_HELP} "messages" may replace "prompt". '
-        "Default: four short prompts.",
+        f'File of prompts like yours. {option.PROMPTS_HELP} "messages" may replace "prompt", and '
+        '"category" adds results by category. Files of SPEED-Bench, Spec-Bench and MT-Bench also '
+        "work: the first turn of each question is the prompt. Default: four short prompts.",
+    ] = None,
+    limit: Annotated[
+        int | None,
+        "Number of prompts of each category to use, or of a file without categories. Default: all.",
     ] = None,
     batch: Annotated[
         str, "Batch sizes, as a list such as 1,8; 1 generates one sequence after another."
@@ -105,12 +117,9 @@ def bench(
     After Ctrl-C the results of the finished rounds are printed.
     """
     target = option.resolve_target(option.merge_target(place, target))
-    lines = (
-        prompt_files.read_prompts(None, prompts, prompt_files.MESSAGE_KEYS)
-        if prompts
-        else list(map(prompt_files.PromptLine, DEFAULT_PROMPTS))
-    )
-    prompts_json = json.dumps([line.messages or line.prompt for line in lines]).encode()
+    lines = _read_prompts(prompts, limit)
+    messages.require_used(lines)
+    template = messages.template
     options = BenchOptions(
         **asdict(texts),
         target=target,
@@ -118,7 +127,7 @@ def bench(
         gammas=sorted({0, *option.parse_numbers("gamma", gamma, int)}),
         batch=sorted({*option.parse_numbers("batch", batch, int)}),
         prompts=len(lines),
-        prompts_sha256=hashlib.sha256(prompts_json).hexdigest(),
+        prompts_sha256=_compute_digest(lines, template),
         loading=option.get_changed_options(loading),
     )
     loading.require(target)
@@ -127,13 +136,13 @@ def bench(
     set_up_logging()
     from foretoken.measurement import benchmark  # late: imports torch
 
-    template = prompt_files.ChatTemplate()
     benchmark_run = benchmark.Benchmark(
         options,
         loading.load,
         lambda target_info: template.make_prompts(lines, target_info),
         out,
         _show_progress,
+        categories=[line.category for line in lines if line.category],
     )
     if benchmark_run.num_resumed is not None:
         print(f"{out}: {benchmark_run.num_resumed} results are already there", file=sys.stderr)
@@ -150,6 +159,25 @@ def bench(
         raise benchmark_run.save_error
     if document["interrupted"]:
         raise typer.Exit(130)
+
+
+def _read_prompts(file: Path | None, limit: int | None) -> list[PromptLine]:
+    """Return the prompts to complete: those of the file, or the default ones."""
+    if file is not None:
+        return prompt_files.read_benchmark_prompts(file, limit)
+    if limit is not None:
+        raise InputError("--limit needs a file of prompts; add --prompts")
+    return list(map(PromptLine, DEFAULT_PROMPTS))
+
+
+def _compute_digest(lines: list[PromptLine], template: ChatTemplate) -> str:
+    """Return a digest of the prompts, their categories and a chat template of the caller."""
+    content: list[Any] = [line.messages or line.prompt for line in lines]
+    if any(line.category for line in lines):
+        content.append([line.category for line in lines])
+    if template != ChatTemplate():
+        content.append(template)
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 @contextmanager
@@ -174,6 +202,10 @@ def _print_document(document: dict[str, Any], console: Console) -> None:
     console.print()
     console.print(_make_table(document["figures"]))
     console.print()
+    if any("categories" in row for row in document["figures"]):
+        console.print(_make_category_table(document["figures"]))
+        console.print()
+        print_labelled(console, CATEGORY_LEGEND.items(), 10)
     print_labelled(console, COLUMN_LEGEND.items(), 10)
     console.print()
     if line := _describe_memory_floor(document):
@@ -190,8 +222,7 @@ def _make_table(figures: list[dict[str, Any]]) -> Table:
     view, last = make_table("", *heads, gap=0), None
     for row in figures:
         if last != (last := (row["draft"], row["batch"])):
-            batch = f", batch size {row['batch']}" if row["batch"] > 1 else ""
-            view.add_row(f"{get_base_name(row['draft'])}{batch}", style="bold")
+            view.add_row(_name_draft(*last), style="bold")
         rate, predicted = row["tokens_per_second"], row["predicted"] or {}
         view.add_row(
             format_gamma(row["gamma"]),
@@ -203,6 +234,35 @@ def _make_table(figures: list[dict[str, Any]]) -> Table:
             f"{row['speedup']['median']:.2f}x",
         )
     return view
+
+
+def _make_category_table(figures: list[dict[str, Any]]) -> Table:
+    """Return a table with a line for each category, below each draft and batch size with its
+    fastest gamma."""
+    view = make_table("", "sequences", "plain", "tokens/s", "a call", "alpha", "speed-up")
+    contestants: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in figures:
+        contestants.setdefault((row["draft"], row["batch"]), []).append(row)
+    for (draft, batch), rows in contestants.items():
+        plain = next(row["categories"] for row in rows if row["gamma"] == 0)
+        drafted = [row for row in rows if row["gamma"] != 0]
+        best = max(drafted or rows, key=lambda row: row["speedup"]["median"])
+        view.add_row(f"{_name_draft(draft, batch)}, {format_gamma(best['gamma'])}", style="bold")
+        for name, row in best["categories"].items():
+            view.add_row(
+                name,
+                str(row["sequences"]),
+                _format_rate(plain[name]["tokens_per_second"]["median"]),
+                _format_rate(row["tokens_per_second"]["median"]),
+                _format_number(row["tokens_per_call"]),
+                _format_number(row["alpha"]),
+                f"{row['speedup']['median']:.2f}x",
+            )
+    return view
+
+
+def _name_draft(draft: str, batch: int) -> str:
+    return get_base_name(draft) + (f", batch size {batch}" if batch > 1 else "")
 
 
 def _format_number(value: float | None) -> str:

@@ -2,12 +2,13 @@
 each prompt. Prompts that are messages are rendered by a chat template.
 
 A line of a file may hold messages instead of a prompt. For some commands, a line may also hold
-sampling options, which override options of the command line.
+sampling options, which override options of the command line, or a category.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
+from foretoken.cli.benchmark_questions import convert_question, is_question
 from foretoken.cli.option import parse_json_option, require_extra
 from foretoken.errors import ForetokenError, InputError, format_value, is_whole_number
 from foretoken.sampling.checks import SEED
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 # Keys that a command accepts in a line of a file
 PROMPT_KEYS = ("prompt", "id")
 MESSAGE_KEYS = (*PROMPT_KEYS, "messages")
+BENCHMARK_KEYS = (*MESSAGE_KEYS, "category")  # with them, questions of benchmarks are also allowed
 SAMPLING_KEYS = (*MESSAGE_KEYS, "seed", *TEXT_OPTIONS)
 
 
@@ -42,6 +45,7 @@ class PromptLine:
     sampling: dict[str, Any] = field(default_factory=dict[str, Any])  # options of this line
     seed: int | None = None  # None: the command's seed
     location: str = ""  # file and line number, for errors; "": not from a file
+    category: str = ""  # "": none
 
     @contextmanager
     def prefix_errors(self) -> Iterator[None]:
@@ -79,9 +83,28 @@ def read_prompts(
 def read_first_prompts(file: Path, limit: int | None) -> list[PromptLine]:
     """Return the first `limit` prompts of a file; all prompts if `limit` is None. Raises InputError
     for an invalid file or limit."""
+    _require_limit(limit)
+    return read_prompts(None, file)[:limit]
+
+
+def read_benchmark_prompts(file: Path, limit: int | None) -> list[PromptLine]:
+    """Return the first `limit` prompts of each category of a file; all prompts if `limit` is None.
+    Either all lines or no lines have a category. Raises InputError for an invalid file or limit."""
+    _require_limit(limit)
+    counts = Counter[str]()
+    chosen: list[PromptLine] = []
+    for line in read_prompts(None, file, BENCHMARK_KEYS):
+        counts[line.category] += 1
+        if limit is None or counts[line.category] <= limit:
+            chosen.append(line)
+    if counts[""] and len(counts) > 1:
+        raise InputError(f"{file}: {counts['']} lines have no category; give each line a category")
+    return chosen
+
+
+def _require_limit(limit: int | None) -> None:
     if limit is not None and limit < 1:
         raise InputError(f"limit is {limit}; give the number of prompts to use, 1 or more")
-    return read_prompts(None, file)[:limit]
 
 
 def number_lines(file: Path, keys: tuple[str, ...]) -> list[tuple[int, Callable[[], PromptLine]]]:
@@ -118,12 +141,17 @@ def _parse_line(location: str, line: str, keys: tuple[str, ...]) -> PromptLine:
             raise InputError(
                 'it is not a JSON object; give {"prompt": text or ids, "id": anything}'
             )
+        if "category" in keys and is_question(options):
+            options = convert_question(options)
         for key in options:
             require_key(key, keys)
         if ("prompt" in options) == ("messages" in options):
             raise InputError("give either a prompt or messages")
         id, seed = options.pop("id", None), options.pop("seed", None)
         prompt, messages = options.pop("prompt", ""), options.pop("messages", None)
+        category = options.pop("category", "")
+        if not isinstance(category, str):
+            raise InputError(f"category is {format_value(category)}; give a string")
         if seed is not None:
             SEED("seed", seed)
         if messages is not None:
@@ -135,7 +163,7 @@ def _parse_line(location: str, line: str, keys: tuple[str, ...]) -> PromptLine:
             raise InputError(f"prompt is {format_value(prompt)}; give text or ids")
         elif not prompt:
             raise InputError("the prompt is empty; give text or ids")
-        return PromptLine(prompt, id, messages or [], options, seed, location)
+        return PromptLine(prompt, id, messages or [], options, seed, location, category)
 
 
 def require_key(key: str, keys: tuple[str, ...]) -> None:
@@ -191,6 +219,7 @@ class TemplateOptions:
     """Options of the chat template."""
 
     panel: ClassVar[str] = "Messages"
+    messages_remedy: ClassVar[str] = "give messages"
     chat_template: Annotated[
         Path | None, "File with a Jinja template. Default: the tokenizer's own."
     ] = None
@@ -212,22 +241,23 @@ class TemplateOptions:
             )
         return ChatTemplate(text, variables)
 
-
-@dataclass(frozen=True)
-class MessageOptions(TemplateOptions):
-    """Options of the chat template, and options that turn prompts into messages."""
-
-    chat: Annotated[bool, "Send each prompt as a user message."] = False
-    system: Annotated[str | None, "System message, with --chat or messages."] = None
-
     def require_used(self, lines: list[PromptLine]) -> None:
         """Raise InputError if an option that only affects messages is given, but no line has
         messages."""
         if not any(line.messages for line in lines):
             for name in ("system", "chat_template", "chat_template_kwargs"):
-                if getattr(self, name) is not None:
-                    flag = f"--{name.replace('_', '-')}"
-                    raise InputError(f"{flag} needs messages, and there are none; add --chat")
+                if getattr(self, name, None) is not None:
+                    problem = f"--{name.replace('_', '-')} needs messages, and there are none"
+                    raise InputError(f"{problem}; {self.messages_remedy}")
+
+
+@dataclass(frozen=True)
+class MessageOptions(TemplateOptions):
+    """Options of the chat template, and options that turn prompts into messages."""
+
+    messages_remedy: ClassVar[str] = "add --chat"
+    chat: Annotated[bool, "Send each prompt as a user message."] = False
+    system: Annotated[str | None, "System message, with --chat or messages."] = None
 
     def wrap_prompt(self, line: PromptLine) -> PromptLine:
         """Return a line with --chat and --system applied: with --chat a prompt becomes a user

@@ -53,6 +53,7 @@ class Benchmark:
         progress: Context manager that shows a progress bar, given a title and a number of turns. It
             yields a function to call with the name of each turn.
         document: The results so far, as a JSON object.
+        categories: The category of each prompt; []: the prompts have no categories.
         num_resumed: Number of results that were in the file; None for a new benchmark.
         save_error: The error of the last attempt to save the results.
     """
@@ -63,6 +64,7 @@ class Benchmark:
     out: Path | None
     progress: Callable[[str, int], AbstractContextManager[Callable[[str], None]]]
     document: dict[str, Any] = field(init=False)
+    categories: list[str] = field(default_factory=list[str])
     num_resumed: int | None = None
     save_error: OSError | None = None
 
@@ -127,14 +129,16 @@ class Benchmark:
         Ctrl-C."""
         options, prompts = self.options, list[Prompt]()
         spec = self.load(options.target, draft, lambda info: prompts.extend(self.prompts(info)))
-        spec, tasks = prepare_tasks(spec.prepared(), prompts, options.params, options.seed)
+        spec, tasks = prepare_tasks(
+            spec.prepared(), prompts, options.params, options.seed, self.categories
+        )
         self.document["runtime"] = spec.target.runtime
         self.document["memory"] = self.document["memory"] or self._measure_memory(spec)
         turns = make_own_turns(spec, options.gammas, options.rule)
         for batch_size in batch:
             batch_tasks = repeat_tasks(tasks, batch_size) if batch_size > 1 else tasks
             reading = contention.take_reading()
-            raced = self._run_race(turns, batch_tasks, spec.draft_name, together=batch_size > 1)
+            raced = self._run_race(turns, batch_tasks, spec.draft_name, batch_size)
             if raced.rounds:
                 others = contention.compute_others_share([contention.measure_since(reading)])
                 head = {
@@ -144,7 +148,7 @@ class Benchmark:
                     "others": others,
                 }
                 self.document["figures"] += [
-                    head | asdict(raced.compute_figures(key)) for key in raced.rounds[0]
+                    head | _describe_contestant(raced, key) for key in raced.rounds[0]
                 ]
                 self._conclude()
                 self._save()
@@ -157,12 +161,11 @@ class Benchmark:
         turns: dict[ContestantKey, RunTurn],
         tasks: list[RaceTask],
         draft: str,
-        *,
-        together: bool,
+        batch_size: int,
     ) -> Race:
         """Run the rounds of one draft and batch size with a progress bar, and return the rounds
         that finished."""
-        repeats, batch_size = self.options.repeats, len(tasks) if together else 1
+        repeats, together = self.options.repeats, batch_size > 1
         with self.progress(draft, (repeats + 1) * len(turns)) as show:
 
             def report(key: ContestantKey) -> None:
@@ -211,3 +214,13 @@ class Benchmark:
                 self.save_error = None
             except OSError as error:
                 self.save_error = error
+
+
+def _describe_contestant(raced: Race, key: ContestantKey) -> dict[str, Any]:
+    """Return the figures of one contestant as a JSON object, with those of each category if the
+    prompts have categories."""
+    figures = asdict(raced.compute_figures(key))
+    categories = raced.compute_category_figures(key)
+    if categories:
+        figures["categories"] = {name: asdict(each) for name, each in categories.items()}
+    return figures

@@ -46,6 +46,7 @@ class RaceTask:
     tokens: int  # number of new tokens to generate, exactly; end tokens are ignored
     params: SamplingParams
     seed: int
+    category: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,14 @@ RunTurn = Callable[[list[RaceTask]], list[RaceRun]]  # completes the tasks of a 
 
 
 def prepare_tasks(
-    spec: Speculator, prompts: Sequence[Prompt], params: SamplingParams, seed: int
+    spec: Speculator,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    seed: int,
+    categories: Sequence[str] = (),
 ) -> tuple[Speculator, list[RaceTask]]:
-    """Return a copy of `spec` that ignores end tokens, and a task for each prompt.
+    """Return a copy of `spec` that ignores end tokens, and a task for each prompt. `categories`:
+    the category of each prompt; (): the prompts have no categories.
 
     Raises InputError if a prompt leaves less room in the context than `params.max_new_tokens`.
     """
@@ -80,14 +86,17 @@ def prepare_tasks(
                 "give a shorter prompt or a smaller --max-new-tokens"
             )
     ids = [spec.inputs.encode_prompt(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
-    return spec, [RaceTask(prompt, tokens, params, seed + i) for i, prompt in enumerate(ids)]
+    return spec, [
+        RaceTask(prompt, tokens, params, seed + i, category)
+        for i, (prompt, category) in enumerate(zip(ids, categories or [""] * len(ids), strict=True))
+    ]
 
 
 def run_own_turn(
     spec: Speculator, tasks: list[RaceTask], gamma: OptionalGamma, rule: str = "block"
 ) -> list[RaceRun]:
-    """Complete tasks as one batch, in one call of `generate`. The tasks may differ in prompts and
-    seeds only.
+    """Complete tasks as one batch, in one call of `generate`. The tasks may differ in prompts,
+    seeds and categories only.
 
     Raises KeyboardInterrupt if the call was interrupted.
     """
@@ -123,10 +132,19 @@ def make_own_turns(
     }
 
 
+def group_by_category(tasks: list[RaceTask]) -> list[list[RaceTask]]:
+    """Return the tasks of each category, in the order of the first tasks."""
+    groups: dict[str, list[RaceTask]] = {}
+    for task in tasks:
+        groups.setdefault(task.category, []).append(task)
+    return list(groups.values())
+
+
 def repeat_tasks(tasks: list[RaceTask], count: int) -> list[RaceTask]:
-    """Return `count` tasks: `tasks`, repeated as often as needed, with consecutive seeds."""
-    seed = tasks[0].seed
-    return [replace(tasks[i % len(tasks)], seed=seed + i) for i in range(count)]
+    """Return `count` tasks of each category: its tasks, repeated as often as needed. The tasks get
+    consecutive seeds."""
+    chosen = [group[i % len(group)] for group in group_by_category(tasks) for i in range(count)]
+    return [replace(task, seed=tasks[0].seed + i) for i, task in enumerate(chosen)]
 
 
 def run_rounds(
@@ -144,9 +162,11 @@ def run_rounds(
         contestants: For each contestant, the function that runs its turn.
         tasks: The tasks of every turn; each round changes their seeds.
         rounds: Number of rounds without the warm-up round.
-        together: Complete the tasks of a turn as one batch instead of one after another.
+        together: Complete the tasks of a turn as one batch, or one batch for each category, instead
+            of one after another.
         report: Called with the contestant's key before each turn.
     """
+    batches = group_by_category(tasks) if together else [[task] for task in tasks]
 
     def make_turn(key: ContestantKey, turn: RunTurn) -> Callable[[], list[RaceRun]]:
         numbers = count()
@@ -154,9 +174,11 @@ def run_rounds(
         def take_turn() -> list[RaceRun]:
             report(key)
             first = next(numbers) * len(tasks)
-            round_tasks = [replace(task, seed=task.seed + first) for task in tasks]
-            parts = [round_tasks] if together else [[task] for task in round_tasks]
-            return [run for part in parts for run in turn(part)]
+            return [
+                run
+                for batch in batches
+                for run in turn([replace(task, seed=task.seed + first) for task in batch])
+            ]
 
         return take_turn
 
@@ -165,7 +187,8 @@ def run_rounds(
     with suppress(KeyboardInterrupt):
         for results in take_turns(turns, rounds, rest=REST_SECONDS):
             done.append(results)
-    return Race(done, together)
+    categories = tuple(task.category for batch in batches for task in batch)
+    return Race(done, together, categories if any(categories) else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,17 +247,35 @@ class ContestantFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class CategoryFigures:
+    """Figures of one contestant on one category, over all rounds; ContestantFigures has the
+    definitions."""
+
+    sequences: int  # per round
+    tokens_per_second: Spread
+    speedup: Spread
+    tokens_per_call: float | None
+    alpha: float | None  # mean of sum min(p, q); None: no draft token was verified
+
+
+@dataclass(frozen=True, slots=True)
 class Race:
-    """The finished rounds of contestants. `together`: whether a turn completed its tasks as one
-    batch."""
+    """The finished rounds of contestants.
+
+    Attributes:
+        rounds: The runs of each contestant in each round.
+        together: True if a turn completed its tasks as one batch, or one batch for each category.
+        categories: The category of each run of a turn; (): the tasks have no categories.
+    """
 
     rounds: list[RoundRuns]
     together: bool = False
+    categories: tuple[str, ...] = ()
 
     def compute_seconds_per_token(self, key: ContestantKey) -> list[float]:
-        """Return a contestant's seconds per token in each round. For a batch, all time until the
-        batch's last token counts. Otherwise the first step of each run is excluded, unless there
-        are no other steps."""
+        """Return a contestant's seconds per token in each round. For batches, all time until the
+        last token of each batch counts. Otherwise the first step of each run is excluded, unless
+        there are no other steps."""
         return [self._compute_seconds_per_token(turns[key]) for turns in self.rounds]
 
     def compute_speedups(self, one: ContestantKey, other: ContestantKey) -> list[float]:
@@ -258,6 +299,35 @@ class Race:
             predicted=None if self.together else predict(self.list_steps(PLAIN_DECODING), steps),
         )
 
+    def compute_category_figures(self, key: ContestantKey) -> dict[str, CategoryFigures]:
+        """Return the figures of one contestant for each category; {} without categories. There must
+        be at least one round."""
+        return {
+            name: self._select(name)._compute_category(key)
+            for name in dict.fromkeys(self.categories)
+        }
+
+    def _select(self, category: str) -> Race:
+        """Return the race over the tasks of one category."""
+        chosen = [i for i, name in enumerate(self.categories) if name == category]
+        rounds = [
+            {key: [runs[i] for i in chosen] for key, runs in turns.items()} for turns in self.rounds
+        ]
+        return Race(rounds, self.together)
+
+    def _compute_category(self, key: ContestantKey) -> CategoryFigures:
+        """Return the figures of one contestant over all tasks of this race."""
+        steps = self.list_steps(key)
+        overlaps = [overlap for step in steps for overlap in step.overlaps]
+        seconds = self.compute_seconds_per_token(key)
+        return CategoryFigures(
+            sequences=len(self.rounds[0][key]),
+            tokens_per_second=summarize([1 / each for each in seconds]),
+            speedup=summarize(self.compute_speedups(key, PLAIN_DECODING)),
+            tokens_per_call=fmean(len(step.new_tokens) for step in steps) if steps else None,
+            alpha=min(1.0, fmean(overlaps)) if overlaps else None,
+        )
+
     def list_steps(self, key: ContestantKey) -> list[StepRecord]:
         """Return the steps of a contestant in all rounds, without the first step of each run."""
         return [step for turns in self.rounds for run in turns[key] for step in run.steps]
@@ -265,7 +335,10 @@ class Race:
     def _compute_seconds_per_token(self, runs: list[RaceRun]) -> float:
         tokens = sum(len(run.tokens) for run in runs)
         if self.together:
-            return max(run.seconds for run in runs) / tokens
+            batch_seconds: dict[str, float] = {}
+            for run, category in zip(runs, self.categories or [""] * len(runs), strict=True):
+                batch_seconds[category] = max(run.seconds, batch_seconds.get(category, 0.0))
+            return sum(batch_seconds.values()) / tokens
         if others := tokens - sum(run.first_tokens for run in runs):
             return sum(run.seconds - run.first_seconds for run in runs) / others
         return sum(run.seconds for run in runs) / tokens

@@ -219,6 +219,39 @@ def test_messages(call: Run, tmp_path: Path):
     mistake(call(*args), "p.jsonl, line 1: top_k is unknown here")
 
 
+def test_results_by_category(call: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    tokenizer = byte_level()
+    tokenizer.chat_template = "{{ mood }}{% for m in messages %}{{ m.content }} {% endfor %}"
+    model = folder(tmp_path / "m", llama(320), tokenizer)
+    file, out = tmp_path / "p.jsonl", tmp_path / "new.json"
+    turns = {"coding": ["ab ab ab", "cd"], "qa": ["Who?"], "high_entropy": ["xyz xyz"]}
+    rows = [
+        {"question_id": f"{i}", "category": c, "turns": t} for c, t in turns.items() for i in "12"
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    quick = ("--draft", "lookup", "--prompts", file, *QUICK, "--out", out)
+    code, shown, _ = call(model, *quick, "--limit", 1, "--batch", "1,2")
+    document = json.loads(out.read_text())
+    assert code == 0 and document["asked"]["prompts"] == 3 and len(document["figures"]) == 6
+    for row in document["figures"]:
+        assert list(row["categories"]) == list(turns)
+        for figures in row["categories"].values():
+            assert figures["sequences"] == row["batch"] and figures["speedup"]["n"] == 2
+            assert figures["tokens_per_second"]["median"] > 0 and figures["tokens_per_call"] >= 1
+            assert row["gamma"] != 0 or figures["speedup"]["median"] == 1.0
+    lines = shown.splitlines()
+    assert all(sum(line.startswith(name) for line in lines) == 2 for name in turns)
+    assert "plain     tokens/s of plain decoding" in lines and "…" not in shown
+    assert call(model, *quick, "--limit", 1, "--batch", "1,2").code == 0  # nothing is left to do
+    mistake(call(model, *quick, "--limit", 2, "--batch", "1,2"), OTHER)
+    mood = ("--chat-template-kwargs", '{"mood": "!"}')
+    mistake(call(model, *quick, "--limit", 1, "--batch", "1,2", *mood), OTHER)
+    tokenizer.chat_template = None
+    bare = folder(tmp_path / "bare", llama(320), tokenizer)
+    mistake(call(bare, *quick[:-2]), "p.jsonl, line 1: the tokenizer has no chat template; give")
+
+
 def test_the_plan_loads_and_serves(call: Run, pair: tuple[object, ...], tmp_path: Path):
     out = tmp_path / "new.json"
     assert call(*pair, *QUICK, "--out", out).code == 0

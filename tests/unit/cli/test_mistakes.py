@@ -104,6 +104,9 @@ MISTAKES = [
     (f"{BENCH} --draft lookup --draft lookup", "names a draft twice"),
     (f"{BENCH} --batch 1,x", "batch is '1,x'; give numbers separated by commas"),
     (f"{BENCH} --batch 8,17", "batch is [8, 17]; give numbers from 1 to 16"),
+    (f"{BENCH} --limit 0", "limit is 0; give the number of prompts to use, 1 or more"),
+    ("bench bare --limit 1", "--limit needs a file of prompts; add --prompts"),
+    (f"{BENCH} --chat-template chat.jinja", "needs messages, and there are none; give messages"),
     (f"{BENCH} --target elsewhere", "--target is 'elsewhere'; give one of them"),
     # certify
     (f"{CERTIFY} --gamma 0", "gamma is 0; give 1 or more to certify a draft"),

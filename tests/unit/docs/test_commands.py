@@ -20,6 +20,7 @@ SKIPPED = {  # a pattern, and why what it matches is not run here
     r"^foretoken transcribe ": "a model that hears: tests/e2e/test_transcribe.py",
     r"--ray ": "several processes: tests/e2e",
     r"benchmarks/\w+\.py|benchmarks/peers|DIR/target": "hours, and peers from the network",
+    r"^python prepare.py|qualitative.jsonl": "a data set from the network: unit/cli/test_bench.py",
     r"^foretoken export vllm bench": "the best draft may be ours alone: unit/cli/test_export.py",
 }
 EVERY = {page.name: commands(page.read_text()) for page in PAGES}

@@ -76,6 +76,9 @@ def test_tasks_come_again_with_seeds_of_their_own():
     tasks = repeat_tasks([TASK, other], 3)
     assert [(task.prompt, task.seed) for task in tasks] == [([1, 2], 3), ([4], 4), ([1, 2], 5)]
     assert repeat_tasks([TASK, other], 1) == [TASK]
+    two = [replace(task, category=name) for task, name in ((TASK, "qa"), (other, "rag"))]
+    made = [(task.category, task.prompt, task.seed) for task in repeat_tasks([*two, two[0]], 2)]
+    assert made == [("qa", [1, 2], 3), ("qa", [1, 2], 4), ("rag", [4], 5), ("rag", [4], 6)]
 
 
 def test_a_pair_is_prepared_so_that_no_text_ends_early():
@@ -84,6 +87,8 @@ def test_a_pair_is_prepared_so_that_no_text_ends_early():
     assert not ready.ends.eos and ready.target is spec.target
     made = [(task.prompt, task.tokens, task.seed) for task in tasks]
     assert made == [([1, 2], 5, 7), ([3], 5, 8)]
+    _, tasks = prepare_tasks(spec, [[1, 2], [3]], params, 7, ["qa", "rag"])
+    assert [task.category for task in tasks] == ["qa", "rag"]
     small = replace(spec, target=TableModel(P, V))
     small.target.context = 6
     with pytest.raises(InputError, match="prompt 0 leaves room for 4 new tokens, not 5"):
@@ -129,6 +134,17 @@ def test_contestants_take_turns_and_the_first_round_warms_up(together: bool):
     assert told == [PLAIN_DECODING, ("b", 1)] * 3
     assert len(result.rounds) == 2 and result.together == together
     assert all(len(runs) == 2 for turns in result.rounds for runs in turns.values())
+
+
+def test_a_batch_has_the_tasks_of_one_category():
+    asked: Asked = []
+    tasks = [replace(TASK, seed=i, category=name) for i, name in enumerate(("qa", "rag", "qa"))]
+    plain = dict([echo(PLAIN_DECODING, asked)])
+    together = run_rounds(plain, tasks, 1, together=True)
+    assert asked[:2] == [(PLAIN_DECODING, [0, 2]), (PLAIN_DECODING, [1])]
+    assert together.categories == ("qa", "qa", "rag")
+    assert run_rounds(plain, tasks, 1).categories == ("qa", "rag", "qa")
+    assert run_rounds(plain, [TASK], 1).categories == ()
 
 
 def test_an_interrupted_turn_ends_the_race(monkeypatch: pytest.MonkeyPatch):
@@ -191,6 +207,36 @@ def test_texts_at_once_take_until_the_last_is_there():
     figures = Race([{PLAIN_DECODING: runs}], together=True).compute_figures(PLAIN_DECODING)
     assert figures.tokens_per_second.median == pytest.approx(5.0) and figures.predicted is None
     assert figures.speedup.median == 1.0 and figures.tokens_per_call == 1.0
+
+
+def test_figures_by_category():
+    """Speed-ups are those of one category's tasks in the same round."""
+    key: ContestantKey = ("foretoken", 2)
+    steps = (step(2, 0.1, 1.0, accepted=1), step(2, 0.1, 1.0, accepted=2))
+    fast = [replace(run(seconds), steps=steps[:n]) for seconds, n in ((2.0, 1), (6.0, 2), (3.0, 2))]
+    plain = [run(11.0), run(11.0), run(21.0)]
+    turns: RoundRuns = {PLAIN_DECODING: plain, key: fast}
+    race = Race([turns, turns], categories=("qa", "rag", "qa"))
+    figures = race.compute_category_figures(key)
+    assert list(figures) == ["qa", "rag"]
+    qa, rag = figures.values()
+    assert (qa.sequences, rag.sequences) == (2, 1)
+    assert qa.tokens_per_second.median == pytest.approx(20 / 3) and qa.speedup.n == 2
+    assert (qa.speedup.median, rag.speedup.median) == pytest.approx((30 / 3, 10 / 5))
+    assert (qa.tokens_per_call, rag.tokens_per_call) == pytest.approx((7 / 3, 5 / 2))
+    assert qa.alpha == 0.5
+    undrafted = race.compute_category_figures(PLAIN_DECODING)["qa"]
+    assert undrafted.speedup.median == 1.0 and undrafted.alpha is None
+    assert Race([turns]).compute_category_figures(key) == {}
+
+
+def test_batches_of_categories_take_turns():
+    runs = [RaceRun([0] * 10, 1, 0.0, seconds) for seconds in (2.0, 4.0, 1.0)]
+    race = Race([{PLAIN_DECODING: runs}], together=True, categories=("qa", "qa", "rag"))
+    assert race.compute_figures(PLAIN_DECODING).tokens_per_second.median == pytest.approx(30 / 5)
+    figures = race.compute_category_figures(PLAIN_DECODING)
+    rates = {name: each.tokens_per_second.median for name, each in figures.items()}
+    assert rates == pytest.approx({"qa": 20 / 4, "rag": 10 / 1})
 
 
 def test_what_is_predicted():
