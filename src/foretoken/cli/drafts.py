@@ -48,7 +48,9 @@ def drafts(
     found, problem = draft_candidates.list_local_drafts(model, target, models), None
     if online:
         try:
-            found = draft_candidates.merge_drafts((*found, *hub_search.search_hub(model)))
+            found_online = hub_search.search_hub(model)  # and the table's drafts that still exist
+            local = (each for each in found if each.local)
+            found = draft_candidates.merge_drafts((*local, *found_online))
         except InputError as error:  # the local drafts are still printed
             problem = error
     if as_json:

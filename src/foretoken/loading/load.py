@@ -115,7 +115,7 @@ def load_checked(
         cast(Any, unwrap_model(draft, "draft")),
     )
     target = named_models.get_default_target() if target is None else target
-    if draft is None and isinstance(target, str | Path):
+    if draft is None and isinstance(target, str | Path) and not named_models.find_pair(target):
         _log_known_draft(str(target))
     with hide_progress_bars(), log_if_slow(log, "loading %s", get_base_name(get_name(target))):
         return _load(check, target, draft, load_options)
