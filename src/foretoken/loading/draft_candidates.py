@@ -102,7 +102,7 @@ def list_local_drafts(
     found = [each for model in models if (each := _judge_local(model, name, target)) is not None]
     known = [
         DraftCandidate(each, known_drafts.parse_kind(each) or "", "known")
-        for each in known_drafts.list_known_drafts(name)
+        for each in known_drafts.list_table_drafts(name)
     ]
     built_in = [DraftCandidate("lookup", "lookup", "built-in", local=True)]
     if target is None or not FOUR_BITS.match(target.precision):

@@ -79,7 +79,7 @@ def _search(api: Any, target: ModelInfo) -> list[DraftCandidate]:
     for each in ids:
         queries += [{"filter": f"base_model:{each}", "search": word} for word in SEARCHED_WORDS]
         queries += [{"search": f"{each.rpartition('/')[2]} {word}"} for word in SEARCHED_WORDS]
-    known = list(dict.fromkeys(chain(*map(known_drafts.list_known_drafts, ids))))
+    known = list(dict.fromkeys(chain(*map(known_drafts.list_table_drafts, ids))))
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         siblings = pool.submit(_search_siblings, api, ids[-1])
         infos = pool.map(partial(_find_model, api), known)

@@ -151,9 +151,7 @@ def list_known_drafts(target: str) -> list[str]:
         >>> list_known_drafts("Qwen/Qwen3-1.7B-GGUF")
         ['AngelSlim/Qwen3-1.7B_eagle3']
     """
-    words = split_target_name(target)
-    known = next((ids for name, ids in KNOWN_DRAFTS.items() if split_name(name) == words), ())
-    cached = hub.list_cached_ids()
+    known, cached = list_table_drafts(target), hub.list_cached_ids()
     first = [each for each in known if each in cached]
     first += [
         each
@@ -161,6 +159,12 @@ def list_known_drafts(target: str) -> list[str]:
         if parse_kind(each) in SUPPORTED_KINDS and is_named_for(each, target)
     ]
     return list(dict.fromkeys((*first, *known)))
+
+
+def list_table_drafts(target: str) -> tuple[str, ...]:
+    """Return the hub ids of the drafts for a target in the table, the most promising first."""
+    words = split_target_name(target)
+    return next((ids for name, ids in KNOWN_DRAFTS.items() if split_name(name) == words), ())
 
 
 def parse_kind(draft: str) -> str | None:

@@ -164,7 +164,7 @@ def test_a_draft_in_the_cache_of_the_hub_comes_first(cache: Path, console: Run) 
     )
     (cache / "models--some--Mini-3.5-8B-DFlash" / "blobs").mkdir()
     (cache / "models--gone--mini_eagle3").mkdir()
-    assert listed(console, TARGET)[0] == ["some/Mini-3.5-8B-DFlash", "dflash", "known"]
+    assert listed(console, TARGET)[0] == ["some/Mini-3.5-8B-DFlash", "dflash", "named"]
     assert known_drafts.list_known_drafts(TARGET) == [
         "gone/mini_eagle3",
         "some/Mini-3.5-8B-DFlash",
