@@ -21,6 +21,7 @@ COMMANDS = (
     "bench",
     "certify",
     "doctor",
+    "drafts",
     "train",
 )
 

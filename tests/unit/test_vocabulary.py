@@ -97,18 +97,18 @@ choose classify clear close collect commit compare compares compile compute conc
 configure continue convert copies copy count counts create crop cut decode dequantize derive
 describe detach detokenize disengage distill draft drafts drain draw draws drop dump embed emit
 encode end engage ensure enter estimate exit expand explain export expose extend fail feed fill
-filter find finish fit fits flatten fold follows forget fork format forward from gather generate get
-group grow handle has hash hide hold holds import install interpolate is iter iterate join keeps
-kill lay learn leave limit list listen load locate lock log make map mask match measure merge
+filter find finish fit fits flatten fold follows forget fork format forward from gather generate
+get group grow handle has hash hide hold holds import install interpolate is iter iterate join
+keeps kill lay learn leave limit list listen load locate lock log make map mask match measure merge
 monitor multiply name nest normalize number observe open order overlap pack pad pair parse pause
 permute place plant pop predict preempt prefetch prefill prefix prepare print probe process project
 propose push put raise randomize read reassign rebuild record recount recv refuse register rehearse
 rejoin release remove render renew repeat replace replay requeue require reserve reset resize
 resolve restore resume retain reuse rewind rewrite roll rotate round run sample save scale schedule
-score select send serialize serve set settle shape share shift shorten show shrink shutdown sketch
-spawn spell split splits start step stop store stream strip submit subtract suggest sum summarize
-take takes tap teach time to tokenize track transcribe translate trim truncate unpack unwrap update
-use verify wait warn warp widen with work wrap write zero
+score search select send serialize serve set settle shape share shift shorten show shrink shutdown
+sketch spawn spell split splits start step stop store stream strip submit subtract suggest sum
+summarize take takes tap teach time to tokenize track transcribe translate trim truncate unpack
+unwrap update use verify wait warn warp widen with work wrap write zero
 """
 # and names that are not verbs: functions of the paper and of mathematics, a target's quantities,
 # commands, endpoints, and callbacks of other libraries

@@ -22,6 +22,7 @@ from foretoken.cli import (
     certify,
     chat,
     doctor,
+    drafts,
     export,
     generate,
     serve,
@@ -84,6 +85,7 @@ for each in (
     certify.certify,
     serve.serve,
     doctor.doctor,
+    drafts.drafts,
 ):
     app.command()(each)
 for group, name in ((train.app, "train"), (export.app, "export"), (cache.app, "cache")):

@@ -7,6 +7,7 @@ Imports no torch, so that a mistake on the command line is reported without dela
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ HUB_TIMEOUT_SECONDS = 5.0  # for the hub's first answer
 HUB_GGUF = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?):(?P<file>[\w./-]+\.gguf)")
 NAME_REMEDY = "give a model's folder, a GGUF file or a hub id"
 OFFLINE_REMEDY = "give a folder or GGUF file, or a model in the hub's cache (foretoken cache list)"
+NO_SUCH_MODEL = "the hub has no such model"
 FOLDER_CONTENTS = "give a folder with config.json, a tokenizer and weights (*.safetensors)"
 
 
@@ -200,15 +202,34 @@ def _resolve_hub_options(name: str, revision: str | None) -> dict[str, Any]:
         ) from None
     except hub.errors.HFValidationError:
         raise InputError(f"{name!r} is not a folder; {NAME_REMEDY}") from None
-    except hub.errors.RepositoryNotFoundError:
-        why, remedy = "the hub has no such model", NAME_REMEDY
-    except hub.errors.OfflineModeIsEnabled:
-        why, remedy = "HF_HUB_OFFLINE prevents access to the hub", OFFLINE_REMEDY
     except Exception as error:  # network errors are of many types
-        if getattr(getattr(error, "response", None), "status_code", None) == 404:
-            why, remedy = "the hub has no such model", NAME_REMEDY
-        else:
-            why, remedy = f"the hub cannot be reached ({to_one_line(error)})", OFFLINE_REMEDY
+        why = describe_hub_error(error)
+        remedy = NAME_REMEDY if why == NO_SUCH_MODEL else OFFLINE_REMEDY
     if isinstance(hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
         return {"local_files_only": True}
     raise InputError(f"there is no folder {name!r}, and {why}; {remedy}")
+
+
+def describe_hub_error(error: Exception) -> str:
+    """Return why a request to the hub failed, for messages."""
+    errors = import_hub().errors
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE prevents access to the hub"
+    response = getattr(error, "response", None)
+    is_missing = isinstance(error, errors.RepositoryNotFoundError)
+    if is_missing or getattr(response, "status_code", None) == 404:
+        return NO_SUCH_MODEL
+    return f"the hub cannot be reached ({to_one_line(error)})"
+
+
+def list_cached_ids() -> list[str]:
+    """Return the ids of the models in the hub's cache, from the names of its folders only, which
+    takes no time even for a large cache."""
+    from huggingface_hub import constants  # late, as in `import_hub`
+
+    try:
+        names = sorted(os.listdir(constants.HF_HUB_CACHE))
+    except OSError:  # there is no cache
+        return []
+    parts = [each.split("--") for each in names if each.startswith("models--")]
+    return ["/".join(each[1:]) for each in parts]

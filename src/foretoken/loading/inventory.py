@@ -77,7 +77,7 @@ def list_models(folders: Iterable[Path] = ()) -> list[FoundModel]:
     found: dict[Path, FoundModel] = {}
     for name, path in _find_places(folders):
         path = path.resolve()
-        if path not in found and (model := _read_model(name, path)) is not None:
+        if path not in found and (model := read_model(name, path)) is not None:
             found[path] = model
     return [*found.values()]
 
@@ -128,38 +128,44 @@ def _walk_folder(folder: Path) -> Iterator[Path]:
         yield from (path / each for each in sorted(files) if each.endswith(".gguf"))
 
 
-def _read_model(name: str, path: Path) -> FoundModel | None:
+def read_model(name: str, path: Path) -> FoundModel | None:
+    """Return the model or draft in a folder or GGUF file; None for a folder without a config or
+    without weights."""
     if path.is_file():
         return _read_gguf_model(name, path)
-    try:
-        config: Any = parse_json((path / "config.json").read_text())
-    except (OSError, ValueError):
-        return None
+    config = read_config(path)
     size = sum(file.stat().st_size for kind in WEIGHT_PATTERNS for file in path.glob(kind))
-    if not isinstance(config, dict) or not size:
+    if not config or not size:
         return None
     kind = published_drafts.get_draft_kind(config)
-    text_config = next(
-        (config[each] for each in TEXT_CONFIG_KEYS if isinstance(config.get(each), dict)), {}
-    )
-    merged_config: Any = {**text_config, **config}
     quantized = config.get("quantization_config") or {}
     return FoundModel(
         name,
         kind or str(config.get("model_type", "unknown")),
         kind is not None,
         str(
-            quantized.get("quant_method")
-            or merged_config.get("dtype")
-            or merged_config.get("torch_dtype")
-            or "?"
+            quantized.get("quant_method") or config.get("dtype") or config.get("torch_dtype") or "?"
         ),
         size,
-        merged_config.get("vocab_size"),
-        merged_config.get("hidden_size"),
+        config.get("vocab_size"),
+        config.get("hidden_size"),
         bool(config.get("is_encoder_decoder")),
         path,
     )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the config in a folder, with the entries of its nested text config, if any, where it
+    has no entry of its own; {} if it cannot be read."""
+    try:
+        config: Any = parse_json((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(config, dict):
+        return {}
+    nested = (config.get(each) for each in TEXT_CONFIG_KEYS)
+    text_config = next((each for each in nested if isinstance(each, dict)), {})
+    return {**text_config, **config}
 
 
 def _read_gguf_model(name: str, file: Path) -> FoundModel | None:

@@ -16,7 +16,7 @@ from foretoken.drafters.base import Drafter
 from foretoken.drafters.lookup import RepeatPrediction
 from foretoken.errors import LOOKUP_PREFIX, RefusedError, get_base_name
 from foretoken.generation_config import require_ids
-from foretoken.loading import adapters, gguf, merging, named_models
+from foretoken.loading import adapters, gguf, known_drafts, merging, named_models
 from foretoken.loading.draft import get_name, is_draft_name, resolve_draft
 from foretoken.loading.draft_choice import choose_draft, choose_draft_dtype
 from foretoken.loading.facts import ModelFacts, Placement
@@ -115,8 +115,22 @@ def load_checked(
         cast(Any, unwrap_model(draft, "draft")),
     )
     target = named_models.get_default_target() if target is None else target
+    if draft is None and isinstance(target, str | Path) and not named_models.find_pair(target):
+        _log_known_draft(str(target))
     with hide_progress_bars(), log_if_slow(log, "loading %s", get_base_name(get_name(target))):
         return _load(check, target, draft, load_options)
+
+
+def _log_known_draft(target: str) -> None:
+    """Log the name of the most promising published draft for a target that is loaded without a
+    draft, if one is known. Sends no request to the hub."""
+    if known := known_drafts.list_known_drafts(target):
+        log.info(
+            "a draft for %s is known: --draft %s; foretoken drafts %s lists more",
+            get_base_name(target),
+            known[0],
+            target,
+        )
 
 
 @contextmanager

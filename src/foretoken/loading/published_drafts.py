@@ -14,6 +14,7 @@ from foretoken.storage.files import parse_json
 MASK_EMBEDDING_FILE = "mask_embedding.pt"  # an embedding of the mask token, trained separately
 DRAFT_FILE_PATTERNS = ["*.json", "*.safetensors", "*.bin", MASK_EMBEDDING_FILE]  # of the hub
 BLOCK_KINDS = ("dflash", "dspark")
+SUPPORTED_KINDS = ("eagle3", "mtp", "dflash", "dflash2", "dspark", "assistant")
 DFLASH2_MODEL_TYPE = "dflash2"  # of speculators; its drafts are DFlash with additions
 ASSISTANT_MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 MUSE_MODEL_TYPE = "muse_glimmer_assistant"
