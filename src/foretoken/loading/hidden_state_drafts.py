@@ -23,6 +23,7 @@ from foretoken.costing import stored_costs
 from foretoken.costing.pair_costs import PROBE_PROMPT
 from foretoken.drafters.assistant import AssistantDrafter
 from foretoken.drafters.dflash import BlockDrafter
+from foretoken.drafters.mtp_stacks import MtpStackDrafter
 from foretoken.drafters.pairs import HiddenStateDraftModel, PairsDrafter
 from foretoken.errors import ForetokenError, RefusedError, log_error_kind, to_one_line
 from foretoken.loading.options import ROUNDED_DTYPES, LoadOptions
@@ -36,6 +37,7 @@ from foretoken.models.stock import dflash_files, pair_files
 from foretoken.models.stock.assistant import StockAssistant
 from foretoken.models.stock.assistant_files import build_assistant
 from foretoken.models.stock.dflash import StockBlockModel
+from foretoken.models.stock.mtp_stacks import MtpStackNetwork, StockMtpStack
 from foretoken.models.stock.pair_files import PairsDraft
 from foretoken.models.stock.pairs import PairsNetwork, StockPairModel
 from foretoken.storage.cache import load_cached_values, save_cached_value
@@ -211,16 +213,16 @@ class PendingPairsDraft:
         )
         decoder = self._make_decoder(model)
 
+        kind = MtpStackDrafter if decoder.num_layers > 1 else PairsDrafter
+
         def make(columns: slice | None) -> PairsDrafter:
-            return PairsDrafter(
-                model, cast(HiddenStateDraftModel, decoder), embedding, self.pairs.ids, columns
-            )
+            return kind(model, decoder, embedding, self.pairs.ids, columns)
 
         if self._requested_taps:
             return make(None)
         return self._choose_taps(target, make)
 
-    def _make_decoder(self, target: Model) -> Model:
+    def _make_decoder(self, target: Model) -> HiddenStateDraftModel:
         """Return the draft's decoder. It runs on the native decoder, in int8 by default, if the
         target runs there and the native decoder supports the draft. Otherwise it runs on torch."""
         dtype, network = self.options.draft_dtype, self.pairs.network
@@ -228,12 +230,15 @@ class PendingPairsDraft:
         if target.runtime == "native":
             try:
                 load = partial(copy.deepcopy, network)
-                return NativeConversion(self.source, dtype or "int8", load).load_model()
+                native = NativeConversion(self.source, dtype or "int8", load).load_model()
+                return cast(HiddenStateDraftModel, native)
             except RefusedError as refusal:
                 log.info("%s", refusal)
         assert isinstance(network, PairsNetwork)
         ready: Any = network
-        return StockPairModel(ready.to(target.device, _choose_torch_dtype(target, dtype)))
+        ready = ready.to(target.device, _choose_torch_dtype(target, dtype))
+        stack = isinstance(network, MtpStackNetwork)
+        return StockMtpStack(ready) if stack else StockPairModel(ready)
 
     def _choose_taps(
         self, target: LoadedTarget, make: Callable[[slice | None], PairsDrafter]
