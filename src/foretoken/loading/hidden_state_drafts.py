@@ -26,6 +26,7 @@ from foretoken.drafters.dflash import BlockDrafter
 from foretoken.drafters.mtp_stacks import MtpStackDrafter
 from foretoken.drafters.pairs import HiddenStateDraftModel, PairsDrafter
 from foretoken.errors import ForetokenError, RefusedError, log_error_kind, to_one_line
+from foretoken.loading.gguf_mtp import read_mtp_weights
 from foretoken.loading.options import ROUNDED_DTYPES, LoadOptions
 from foretoken.loading.published_drafts import BLOCK_KINDS, PublishedDraft
 from foretoken.loading.target import LoadedTarget, PendingDraft, TargetEmbeddings, TargetInfo
@@ -289,17 +290,20 @@ def _measure_alpha(target: LoadedTarget, drafter: PairsDrafter) -> float:
 
 
 def prepare_mtp(target: TargetInfo, options: LoadOptions) -> PendingDraft:
-    """Return the target's own layer for multi-token prediction as a draft that can be attached once
-    the target is loaded. Raises RefusedError if the target's files have no such layer,
-    or are not safetensors in a folder."""
+    """Return the target's own layers for multi-token prediction as a draft that can be attached
+    once the target is loaded. Raises RefusedError if the target's files have no such layers, or
+    are not in a folder."""
     folder = target.facts.folder
-    if folder is None or folder.gguf:
+    if folder is None:
         raise RefusedError(
-            "draft='mtp' needs the target's safetensors files; give the target as a folder"
+            "draft='mtp' needs the target's files; give the target as a folder or a GGUF file"
         )
-    weights, structure = FolderWeights(Path(folder.path)), target.facts.structure
-    layers = structure.config.get_text_config(decoder=True).num_hidden_layers
-    own = weights.read_weights(pair_files.map_mtp_names(weights.keys, layers))
+    layers = target.facts.structure.config.get_text_config(decoder=True).num_hidden_layers
+    if folder.gguf:
+        own = read_mtp_weights(target.name, folder.gguf, layers)
+    else:
+        weights = FolderWeights(Path(folder.path))
+        own = weights.read_weights(pair_files.map_mtp_names(weights.keys, layers))
     return _prepare_mtp(
         PublishedDraft(target.name, Path(folder.path), "mtp", {}), own, target, options
     )
