@@ -53,9 +53,11 @@ def test_weights_are_those_of_safetensors(name: str, tmp_path: Path) -> None:
         assert torch.allclose(found[key], values, rtol=0, atol=1e-6), key
 
 
-def test_draft_tokens_are_those_of_safetensors(tmp_path: Path) -> None:
+@pytest.mark.daily(NAMES[0])
+@pytest.mark.parametrize("name", NAMES)
+def test_draft_tokens_are_those_of_safetensors(name: str, tmp_path: Path) -> None:
     """Values differ by rounding, so that a token differs with a probability below 1e-4."""
-    network, layer = model(NAMES[0])
+    network, layer = model(name)
     write_qwen(tmp_path / "m.gguf", network, tiny.byte_level(), layer)
     tiny.folder(tmp_path / "folder", network, tiny.byte_level())
     add_mtp(tmp_path / "folder", filed(layer, "mtp"))

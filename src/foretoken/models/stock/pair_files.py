@@ -418,7 +418,7 @@ def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor
     """
     text = target.config.get_text_config(decoder=True)
     names = map_mtp_names(tensors, text.num_hidden_layers)
-    named = {own: tensors[key] for key, own in names.items()}
+    named = {own: _to_embedding_first(key, tensors[key]) for key, own in names.items()}
     if not named:
         raise RefusedError(
             f"{name} has no layer for multi-token prediction; give another draft than 'mtp'"
@@ -450,6 +450,14 @@ def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor
     _load_weights(name, network, own, lambda key: key.removeprefix("first."))
     ids = torch.arange(num_outputs) if num_outputs < len(head) else None
     return PairsDraft(network, (FINAL_TAP,), (), ids, None)
+
+
+def _to_embedding_first(key: str, weight: Tensor) -> Tensor:
+    """Return a weight of an MTP layer, as transformers' MtpLayer takes it. MiMo's projection takes
+    the hidden state before the embedding, unlike all others (vLLM's mimo_mtp.py)."""
+    if not key.startswith("model.mtp_layers.") or not key.endswith("input_proj.weight"):
+        return weight
+    return torch.cat(weight.chunk(2, 1)[::-1], 1)
 
 
 def _count_mtp_layers(name: str, text: PreTrainedConfig, names: dict[str, str]) -> int:

@@ -415,6 +415,23 @@ def test_qwen_s_layer_draws_from_its_law(name: str) -> None:
     require_course(pairs_drafter(network, draft), qwen_layer(network, tensors), 1e-4)
 
 
+def test_mimo_s_projection_takes_the_state_before_the_embedding() -> None:
+    network = qwen("Qwen3_5ForCausalLM")
+    layer = mtp_layer(network)
+    names = {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj"}
+    names |= {"post_norm": "final_layernorm"}
+    mimo: Tensors = {}
+    for key, x in layer.items():
+        part, _, rest = key.partition(".")
+        own = rest if part == "mtp_block" else f"{names[part]}.{rest}"
+        x = torch.cat([x[:, 64:], x[:, :64]], 1) if part == "eh_proj" else x
+        mimo[f"model.mtp_layers.0.{own}"] = x
+    one, other = (
+        mtp_draft(network, each).network.state_dict() for each in (mimo, filed(layer, "mtp"))
+    )
+    assert one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
 def test_a_large_output_layer_is_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair_files, "MAX_HEAD_ROWS", 20)
     network = qwen("Qwen3_5ForCausalLM")
