@@ -389,8 +389,8 @@ def map_mtp_names(keys: Iterable[str], layers: int) -> dict[str, str]:
     weights of multi-token prediction. The names of further layers of a stack begin with "more.0.",
     "more.1." and so on. layers: the target's number of layers.
 
-    A stack is numbered after the target's layers. Of layers that are numbered from 0 on, only the
-    first one is used, as in vLLM: they share a projection, and no source defines a chain of them.
+    The layers of a stack are numbered after the target's layers. If layers are numbered from 0 on
+    (`mtp.layers.0`), the others are ignored: vLLM runs only the first one, for all draft tokens.
     """
     where = re.compile(
         r"(?:model\.)?(?:language_model\.)?(?:mtp|mtp_layers\.0|layers\.(\d+))\.(?!layers\.[1-9])(.+)"
