@@ -19,10 +19,12 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpLayer
 
 from foretoken.drafters.base import Draft
+from foretoken.drafters.mtp_stacks import MtpStackDrafter
 from foretoken.drafters.pairs import PairsDrafter
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock import pair_files
 from foretoken.models.stock.model import CausalModel
+from foretoken.models.stock.mtp_stacks import MtpStackNetwork, StockMtpStack
 from foretoken.models.stock.pair_files import PairsDraft
 from foretoken.models.stock.pairs import StockPairModel
 from foretoken.models.stock.taps import get_decoder_layers
@@ -321,8 +323,11 @@ def tapped(network: PreTrainedModel, taps: tuple[int, ...]) -> CausalModel:
 
 def pairs_drafter(network: PreTrainedModel, draft: PairsDraft) -> PairsDrafter:
     """The draft on torch, in the precision of its target."""
-    decoder = StockPairModel(draft.network.to(network.dtype))
-    return PairsDrafter(tapped(network, draft.taps), decoder, embedding(network, draft), draft.ids)
+    made = draft.network.to(network.dtype)
+    target, words = tapped(network, draft.taps), embedding(network, draft)
+    if isinstance(made, MtpStackNetwork):
+        return MtpStackDrafter(target, StockMtpStack(made), words, draft.ids)
+    return PairsDrafter(target, StockPairModel(made), words, draft.ids)
 
 
 def on_native(network: PreTrainedModel, draft: PairsDraft) -> PairsDrafter:
@@ -347,7 +352,7 @@ def mtp_layer(network: PreTrainedModel, seed: int = 0, scale: float = 0.3) -> Te
     text: Any = network.config.get_text_config(decoder=True)
     last: Any = get_decoder_layers(network)[-1]
     norm = next(type(x) for name, x in last.named_modules() if "norm" in name)
-    made = MtpLayer(pair_files._build_mtp_config(text), type(last), norm, 0)
+    made = MtpLayer(pair_files._build_mtp_config(text, 1), type(last), norm, 0)
     random = torch.Generator().manual_seed(seed)
     return {
         name: scale * torch.randn(x.shape, generator=random)
@@ -379,6 +384,13 @@ def filed(layer: Tensors, style: str) -> Tensors:
         else:
             made[prefix + key] = x
     return made
+
+
+def mtp_stack(network: PreTrainedModel, count: int) -> tuple[list[Tensors], Tensors]:
+    """Random layers, and the same by the names of files, numbered behind the target's layers."""
+    layers, first = [mtp_layer(network, k) for k in range(count)], len(get_decoder_layers(network))
+    named = [filed(layer, str(first + k)) for k, layer in enumerate(layers)]
+    return layers, {name: x for each in named for name, x in each.items()}
 
 
 def add_mtp(folder: Path, tensors: Tensors) -> None:

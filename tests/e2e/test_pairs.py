@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 
 import tiny
 from foretoken import Speculator, load
+from foretoken.drafters.mtp_stacks import MtpStackDrafter
 from foretoken.drafters.pairs import PairsDrafter
 from foretoken.loading import hidden_state_drafts
 from foretoken.models.hidden_states import FINAL_TAP
@@ -160,3 +161,20 @@ def test_a_target_s_own_layer_loads(folders: Path) -> None:
     spec = load(folders / "own", "mtp", runtime="transformers")
     assert isinstance(spec.drafter, PairsDrafter) and spec.target.taps == (FINAL_TAP,)
     require_always_right(spec)
+
+
+def test_a_target_s_own_stack_loads(tmp_path: Path) -> None:
+    """Both of its layers are always right, and each makes one draft token."""
+    own = bigrams()
+    tiny.folder(tmp_path / "own", own, tiny.byte_level())
+    count = own.config.num_hidden_layers
+    first = itself(own)
+    second = {key.replace(f".{count}.", f".{count + 1}."): x for key, x in first.items()}
+    add_mtp(tmp_path / "own", first | second)
+    spec = load(tmp_path / "own", "mtp", runtime="transformers")
+    assert isinstance(spec.drafter, MtpStackDrafter) and spec.target.taps == (FINAL_TAP,)
+    for temperature in (0.0, 1.0):
+        options = {"max_new_tokens": 30, "gamma": 4, "temperature": temperature, "seed": 2}
+        for text in spec.generate(TEXTS, **options):
+            assert text.stats.accepted == text.stats.drafted > 15
+            assert max(step.drafted for step in text.steps) == 2

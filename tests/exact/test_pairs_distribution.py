@@ -19,7 +19,9 @@ import pairs
 import tiny
 from exact.worlds import Case, bias, distribution_of, standardized
 from foretoken.drafters.base import Draft
+from foretoken.drafters.mtp_stacks import MtpStackDrafter
 from foretoken.drafters.pairs import PairsDrafter
+from foretoken.models.stock.mtp_stacks import MtpStackNetwork, StockMtpStack
 from foretoken.models.stock.pair_files import PairsDraft
 from foretoken.models.stock.pairs import StockPairModel
 from foretoken.request import Request
@@ -28,7 +30,7 @@ from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import SequenceKey
 from oracle import Model, Text, extend, joint, tv
-from pairdrafts import eagle_file, embedding, filed, mtp_draft, mtp_layer, tapped
+from pairdrafts import eagle_file, embedding, filed, mtp_draft, mtp_layer, mtp_stack, tapped
 
 pytestmark = pytest.mark.daily
 
@@ -56,6 +58,8 @@ def draft(kind: str, V: int) -> PairsDraft:
     """Drafts whose distributions are their own."""
     if kind == "mtp":
         made = mtp_draft(network(V), filed(mtp_layer(network(V)), "mtp"))
+    elif kind == "stack":
+        made = mtp_draft(network(V), mtp_stack(network(V), 2)[1])
     else:
         kept = [0, 2] if kind == "some tokens" else None
         made = eagle_file(V, (0, 1, 2), kept, norm_output=True).read(network(V))
@@ -68,20 +72,22 @@ def case(
     rule: str,
     V: int = 2,
     gamma: int = 2,
-    drafter: type[PairsDrafter] = PairsDrafter,
+    drafter: type[PairsDrafter] | None = None,
     prompts: tuple[list[int], ...] = (PROMPT,),
     **options: Any,
 ) -> Case:
     """What runs, each drafter upon the target that was made before it."""
     made, own = list[Any](), draft(kind, V)
+    drafter = drafter or (MtpStackDrafter if kind == "stack" else PairsDrafter)
 
     def target() -> Any:
         made.append(tapped(network(V), own.taps))
         return made[-1]
 
     def on_it() -> PairsDrafter:
-        words = embedding(network(V), own)
-        ready = drafter(made[-1], StockPairModel(own.network), words, own.ids)
+        words, stack = embedding(network(V), own), isinstance(own.network, MtpStackNetwork)
+        decoder = StockMtpStack(own.network) if stack else StockPairModel(own.network)
+        ready = drafter(made[-1], decoder, words, own.ids)
         made[-1].expose_hidden_states(ready.count_cached_tokens)
         return ready
 
@@ -90,7 +96,8 @@ def case(
     return Case(target, on_it, EXACT_RULES[rule], gamma, rows=rows, **options)
 
 
-KINDS = [("all tokens", 2, SAMPLED), ("mtp", 2, SAMPLED), ("some tokens", 3, CUT)]
+KINDS = [("all tokens", 2, SAMPLED), ("mtp", 2, SAMPLED), ("stack", 2, SAMPLED)]
+KINDS += [("some tokens", 3, CUT)]
 
 
 @pytest.mark.parametrize("rule", EXACT_RULES)
@@ -110,7 +117,7 @@ def test_a_longer_prompt_too(kind, V, params, rule, monkeypatch):
 
 @pytest.mark.prove
 @pytest.mark.parametrize("rule", EXACT_RULES)
-@pytest.mark.parametrize(("kind", "V", "params"), [*KINDS[:2], ("some tokens", 3, SAMPLED)])
+@pytest.mark.parametrize(("kind", "V", "params"), [*KINDS[:3], ("some tokens", 3, SAMPLED)])
 def test_proof_larger(kind, V, params, rule, monkeypatch):
     one = case(kind, rule, V, 3 if V == 2 else 2, params=params)
     assert bias(one, own_distribution(V), monkeypatch) < 1e-12
@@ -141,6 +148,21 @@ def test_another_distribution_shows(liar, params, rule, monkeypatch):
     assert bias(one, own_distribution(3), monkeypatch) > 1e-3
 
 
+class NextLayers(MtpStackDrafter):
+    """Lies: says that each layer of a stack drew from the other's distribution."""
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        honest = super().propose(gamma, draw)
+        q = None if honest.q is None else honest.q.flip(1)
+        return Draft(honest.tokens, honest.lengths, q, honest.calls, honest.tops)
+
+
+@pytest.mark.parametrize("rule", EXACT_RULES)
+def test_another_layer_s_distribution_shows(rule, monkeypatch):
+    one = case("stack", rule, drafter=NextLayers)
+    assert bias(one, own_distribution(2), monkeypatch) > 1e-3
+
+
 class Exchanging(PairsDrafter):
     """Lies: says that each of two rows drew from the other's distribution."""
 
@@ -150,6 +172,10 @@ class Exchanging(PairsDrafter):
             return honest
         q: Tensor = honest.q.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
         return Draft(honest.tokens, honest.lengths, q, honest.calls, honest.tops)
+
+
+class StackExchanging(Exchanging, MtpStackDrafter):
+    """As the class before, of a stack."""
 
 
 def biases(one: Case, V: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -167,9 +193,12 @@ def biases(one: Case, V: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("rule", EXACT_RULES)
-@pytest.mark.parametrize("kind", ["mtp", pytest.param("all tokens", marks=pytest.mark.prove)])
+@pytest.mark.parametrize(
+    "kind", ["mtp", *(pytest.param(k, marks=pytest.mark.prove) for k in ("stack", "all tokens"))]
+)
 def test_a_row_beside_changes_nothing(kind, rule, monkeypatch):
     prompts = ([0], [1])
     assert max(biases(case(kind, rule, prompts=prompts, steps=2), 2, monkeypatch)) < 1e-12
-    swapped = case(kind, rule, drafter=Exchanging, prompts=prompts, steps=2)
+    liar = StackExchanging if kind == "stack" else Exchanging
+    swapped = case(kind, rule, drafter=liar, prompts=prompts, steps=2)
     assert max(biases(swapped, 2, monkeypatch)) > 1e-3

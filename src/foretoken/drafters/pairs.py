@@ -41,7 +41,7 @@ MAX_UNREAD_PAIRS = 32
 
 
 @dataclass(slots=True)
-class _PairSequence:
+class PairSequence:
     """The pairs of one sequence. The first `num_fed` pairs are in the decoder's cache. `carried`,
     `[n, W]`: the target's hidden states of the next n pairs."""
 
@@ -110,7 +110,7 @@ class PairsDrafter(Drafter):
         self.runtime, self.holds, self.vocab_size = decoder.runtime, (decoder,), target.vocab_size
         self.identity = decoder.identity
         self.has_own_speed = self.identity is None  # costs are stored by identity
-        self.seqs: list[_PairSequence] = []
+        self.seqs: list[PairSequence] = []
         self._table = _get_embedding_table(embedding)
         self._can_chain = decoder.capabilities.chain
         if ids is not None and int(ids.max()) >= target.vocab_size:
@@ -127,7 +127,7 @@ class PairsDrafter(Drafter):
                 "the target does not expose the hidden states that the draft needs; give a target "
                 "that does"
             )
-        return PairsDrafter(target, self.decoder, self.embedding, self.ids, self.columns)
+        return type(self)(target, self.decoder, self.embedding, self.ids, self.columns)
 
     def count_cached_tokens(self, tokens: list[int]) -> int:
         if len(tokens) < 2:
@@ -140,7 +140,7 @@ class PairsDrafter(Drafter):
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
         V, num_cached = self.target.vocab_size, list(map(self.count_cached_tokens, prompts))
-        seqs = [_PairSequence(list(ids), n) for ids, n in zip(prompts, num_cached, strict=True)]
+        seqs = [PairSequence(list(ids), n) for ids, n in zip(prompts, num_cached, strict=True)]
         self.decoder.start(
             [_mark_first_token(seq.tokens[0], seq.tokens[1 : 1 + seq.num_fed], V) for seq in seqs]
         )
@@ -231,7 +231,7 @@ class PairsDrafter(Drafter):
             tops=torch.stack(tops, 1),
         )
 
-    def _count_free_positions(self, seq: _PairSequence) -> int:
+    def _count_free_positions(self, seq: PairSequence) -> int:
         """Return how many draft tokens fit into the decoder's context."""
         context = self.decoder.context
         return 10**9 if context is None else max(0, context - len(seq.tokens) + 1)

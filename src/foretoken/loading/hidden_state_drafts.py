@@ -23,8 +23,10 @@ from foretoken.costing import stored_costs
 from foretoken.costing.pair_costs import PROBE_PROMPT
 from foretoken.drafters.assistant import AssistantDrafter
 from foretoken.drafters.dflash import BlockDrafter
+from foretoken.drafters.mtp_stacks import MtpStackDrafter
 from foretoken.drafters.pairs import HiddenStateDraftModel, PairsDrafter
 from foretoken.errors import ForetokenError, RefusedError, log_error_kind, to_one_line
+from foretoken.loading.gguf_mtp import read_mtp_weights
 from foretoken.loading.options import ROUNDED_DTYPES, LoadOptions
 from foretoken.loading.published_drafts import (
     BLOCK_KINDS,
@@ -40,6 +42,7 @@ from foretoken.models.stock import dflash_files, pair_files
 from foretoken.models.stock.assistant import StockAssistant
 from foretoken.models.stock.assistant_files import build_assistant
 from foretoken.models.stock.dflash import StockBlockModel
+from foretoken.models.stock.mtp_stacks import MtpStackNetwork, StockMtpStack
 from foretoken.models.stock.pair_files import PairsDraft
 from foretoken.models.stock.pairs import PairsNetwork, StockPairModel
 from foretoken.storage.cache import load_cached_values, save_cached_value
@@ -220,16 +223,16 @@ class PendingPairsDraft:
         )
         decoder = self._make_decoder(model)
 
+        kind = MtpStackDrafter if decoder.num_layers > 1 else PairsDrafter
+
         def make(columns: slice | None) -> PairsDrafter:
-            return PairsDrafter(
-                model, cast(HiddenStateDraftModel, decoder), embedding, self.pairs.ids, columns
-            )
+            return kind(model, decoder, embedding, self.pairs.ids, columns)
 
         if self._requested_taps:
             return make(None)
         return self._choose_taps(target, make)
 
-    def _make_decoder(self, target: Model) -> Model:
+    def _make_decoder(self, target: Model) -> HiddenStateDraftModel:
         """Return the draft's decoder. It runs on the native decoder, in int8 by default, if the
         target runs there and the native decoder supports the draft. Otherwise it runs on torch."""
         dtype, network = self.options.draft_dtype, self.pairs.network
@@ -237,12 +240,15 @@ class PendingPairsDraft:
         if target.runtime == "native":
             try:
                 load = partial(copy.deepcopy, network)
-                return NativeConversion(self.source, dtype or "int8", load).load_model()
+                native = NativeConversion(self.source, dtype or "int8", load).load_model()
+                return cast(HiddenStateDraftModel, native)
             except RefusedError as refusal:
                 log.info("%s", refusal)
         assert isinstance(network, PairsNetwork)
         ready: Any = network
-        return StockPairModel(ready.to(target.device, _choose_torch_dtype(target, dtype)))
+        ready = ready.to(target.device, _choose_torch_dtype(target, dtype))
+        stack = isinstance(network, MtpStackNetwork)
+        return StockMtpStack(ready) if stack else StockPairModel(ready)
 
     def _choose_taps(
         self, target: LoadedTarget, make: Callable[[slice | None], PairsDrafter]
@@ -293,17 +299,20 @@ def _measure_alpha(target: LoadedTarget, drafter: PairsDrafter) -> float:
 
 
 def prepare_mtp(target: TargetInfo, options: LoadOptions) -> PendingDraft:
-    """Return the target's own layer for multi-token prediction as a draft that can be attached once
-    the target is loaded. Raises RefusedError if the target's files have no such layer,
-    or are not safetensors in a folder."""
+    """Return the target's own layers for multi-token prediction as a draft that can be attached
+    once the target is loaded. Raises RefusedError if the target's files have no such layers, or
+    are not in a folder."""
     folder = target.facts.folder
-    if folder is None or folder.gguf:
+    if folder is None:
         raise RefusedError(
-            "draft='mtp' needs the target's safetensors files; give the target as a folder"
+            "draft='mtp' needs the target's files; give the target as a folder or a GGUF file"
         )
-    weights, structure = FolderWeights(Path(folder.path)), target.facts.structure
-    layers = structure.config.get_text_config(decoder=True).num_hidden_layers
-    own = weights.read_weights(pair_files.map_mtp_names(weights.keys, layers))
+    layers = target.facts.structure.config.get_text_config(decoder=True).num_hidden_layers
+    if folder.gguf:
+        own = read_mtp_weights(target.name, folder.gguf, layers)
+    else:
+        weights = FolderWeights(Path(folder.path))
+        own = weights.read_weights(pair_files.map_mtp_names(weights.keys, layers))
     return _prepare_mtp(
         PublishedDraft(target.name, Path(folder.path), "mtp", {}), own, target, options
     )

@@ -65,7 +65,7 @@ def load(
         draft: One of
 
             - a folder, a hub id or a model in memory;
-            - a folder or id of an EAGLE-3 draft, or "mtp", the target's own layer for multi-token
+            - a folder or id of an EAGLE-3 draft, or "mtp", the target's own layers for multi-token
               prediction (docs/drafts.md);
             - "none", "lookup", "copy" or "uniform";
             - "self:int4" (or "self") and "self:int8", a copy of the target with rounded weights, or

@@ -348,7 +348,13 @@ class Model(Scorer):
 class HiddenStateDraftModel(Model):
     """A draft model whose input at each position is a token embedding and a hidden state (as in
     EAGLE). For the first draft token, the hidden states are the target's. For each later draft
-    token, the hidden state is the draft model's own `hidden` at the previous draft token."""
+    token, the hidden state is the draft model's own `hidden` at the previous draft token.
+
+    num_layers: In a stack of layers, each of which makes one draft token, the number of these
+        layers; otherwise 1.
+    """
+
+    num_layers: int = 1
 
     @abstractmethod
     def project_states(self, states: Tensor) -> Tensor:
@@ -359,6 +365,11 @@ class HiddenStateDraftModel(Model):
         """Set the inputs of the next `score`, `pairs` `[sum(counts), E + H]`: each row is a token
         embedding followed by a projected hidden state. The first counts[0] rows are for sequence 0,
         the next counts[1] rows for sequence 1, and so on."""
+
+    def set_next_layers(self, layers: range) -> None:
+        """Set the layers of a stack that the next `score` runs. Its pairs have one embedding for
+        each of these layers, followed by the hidden state for the first of these layers."""
+        raise NotImplementedError
 
     def set_draft_pairs(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
         """Set the inputs of the next `chain`: N tokens, each with its row of the table `embeddings`

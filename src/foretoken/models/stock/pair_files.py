@@ -20,6 +20,7 @@ from transformers.modeling_layers import MtpLayer
 
 from foretoken.errors import RefusedError, to_one_line
 from foretoken.models.hidden_states import FINAL_TAP
+from foretoken.models.stock.mtp_stacks import MtpStackNetwork
 from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork, TapProjection
 from foretoken.models.stock.taps import get_decoder_layers
 
@@ -45,8 +46,6 @@ MTP_PREFIXES = (
 )
 MTP_LAYER_PREFIXES = ("enorm.", "hnorm.", "eh_proj.", "post_norm.", "mtp_block.")
 SHARED_PREFIXES = ("embed_tokens.", "shared_head.head.")  # copies of the target's weights
-# name of a weight if there are several MTP layers
-MTP_LAYER_INDEX = re.compile(r"(?:model\.)?(?:mtp\.layers|mtp_layers)\.(\d+)\.")
 EXPERT_WEIGHT = re.compile(r"^(.*experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
 
 
@@ -387,52 +386,55 @@ def require_consistent_ids(name: str, ids: Tensor, t2d: Tensor | None) -> None:
 
 def map_mtp_names(keys: Iterable[str], layers: int) -> dict[str, str]:
     """Return a dict from names in the target's files to names in transformers' MtpLayer, for all
-    weights of multi-token prediction. layers: the target's number of layers."""
+    weights of multi-token prediction. The names of further layers of a stack begin with "more.0.",
+    "more.1." and so on. layers: the target's number of layers.
+
+    The layers of a stack are numbered after the target's layers. If layers are numbered from 0 on
+    (`mtp.layers.0`), the others are ignored: vLLM runs only the first one, for all draft tokens.
+    """
     where = re.compile(
-        rf"(?:model\.)?(?:language_model\.)?(?:mtp|mtp_layers\.0|layers\.{layers})\.(.+)"
+        r"(?:model\.)?(?:language_model\.)?(?:mtp|mtp_layers\.0|layers\.(\d+))\.(?!layers\.[1-9])(.+)"
     )
     names: dict[str, str] = {}
     for key in keys:
         match = where.fullmatch(key)
-        if match and not match[1].startswith(SHARED_PREFIXES):
-            own = _rename_key(match[1], MTP_PREFIXES)
-            names[key] = own if own.startswith(MTP_LAYER_PREFIXES) else f"mtp_block.{own}"
+        depth = int(match[1]) - layers if match and match[1] else 0
+        if match and depth >= 0 and not match[2].startswith(SHARED_PREFIXES):
+            own = _rename_key(match[2], MTP_PREFIXES)
+            own = own if own.startswith(MTP_LAYER_PREFIXES) else f"mtp_block.{own}"
+            names[key] = f"more.{depth - 1}.{own}" if depth else own
     return names
 
 
 def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor) -> PairsDraft:
-    """Build the drafter from the target's single layer for multi-token prediction.
+    """Build the drafter from the target's layers for multi-token prediction.
 
     name: The target's name, for error messages.
-    tensors: The target's weights, or only the weights of this layer.
+    tensors: The target's weights, or only the weights of these layers.
     target: The target, which may be on the meta device.
     head: The weights of the target's output layer, `[V, H]`.
 
-    Raises RefusedError if the target has no such layer, or several.
+    Raises RefusedError if the target has no such layers, or some of their weights are missing.
     """
     text = target.config.get_text_config(decoder=True)
-    count = getattr(text, "num_mtp_layers", None) or getattr(text, "mtp_num_hidden_layers", None)
     names = map_mtp_names(tensors, text.num_hidden_layers)
-    named = {own: tensors[key] for key, own in names.items()}
+    named = {own: _to_embedding_first(key, tensors[key]) for key, own in names.items()}
     if not named:
         raise RefusedError(
             f"{name} has no layer for multi-token prediction; give another draft than 'mtp'"
         )
-    more = [int(m[1]) for key in tensors if (m := MTP_LAYER_INDEX.match(key))]
-    count = max(count or 1, 1 + max(more, default=0))
-    if count > 1:
-        raise RefusedError(
-            f"{name} has {count} layers for multi-token prediction, but only a single layer is "
-            "supported; give another draft than 'mtp'"
-        )
-    config = _build_mtp_config(text)
+    count = _count_mtp_layers(name, text, names)
+    config = _build_mtp_config(text, count)
     decoder: Any = target.get_decoder()
     try:
         block = cast(Any, type(get_decoder_layers(target)[-1]))
         norm = next(
             type(x) for n, x in get_decoder_layers(target)[-1].named_modules() if "norm" in n
         )
-        layer = MtpLayer(config, block, norm, 0, "post_norm.weight" in named)
+        layers: list[Any] = [
+            MtpLayer(config, block, norm, k, "post_norm.weight" in named).float().eval()
+            for k in range(count)
+        ]
         rotary = type(decoder.rotary_emb)(config) if hasattr(decoder, "rotary_emb") else None
     except Exception as error:  # a family's code may raise any exception
         raise RefusedError(
@@ -440,22 +442,50 @@ def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor
         ) from None
     num_outputs = MAX_HEAD_ROWS if len(head) > 2 * MAX_HEAD_ROWS else len(head)
     output = nn.Linear(head.shape[1], num_outputs, bias=False)
-    network = PairsNetwork(config, text.hidden_size, layer.float().eval(), [], rotary, output)
+    if count > 1:
+        network = MtpStackNetwork(config, text.hidden_size, layers, rotary, output)
+    else:
+        network = PairsNetwork(config, text.hidden_size, layers[0], [], rotary, output)
     own = {**_fuse_experts(named), "head.weight": head[:num_outputs]}
     _load_weights(name, network, own, lambda key: key.removeprefix("first."))
     ids = torch.arange(num_outputs) if num_outputs < len(head) else None
     return PairsDraft(network, (FINAL_TAP,), (), ids, None)
 
 
-def _build_mtp_config(text: PreTrainedConfig) -> PreTrainedConfig:
-    """Return a copy of the target's config for a single layer with full attention."""
+def _to_embedding_first(key: str, weight: Tensor) -> Tensor:
+    """Return a weight of an MTP layer, as transformers' MtpLayer takes it. MiMo's projection takes
+    the hidden state before the embedding, unlike all others (vLLM's mimo_mtp.py)."""
+    if not key.startswith("model.mtp_layers.") or not key.endswith("input_proj.weight"):
+        return weight
+    return torch.cat(weight.chunk(2, 1)[::-1], 1)
+
+
+def _count_mtp_layers(name: str, text: PreTrainedConfig, names: dict[str, str]) -> int:
+    """Return the number of layers in the files, whose weights have these names. Raises RefusedError
+    if the config states more layers that are numbered after the target's."""
+    count = 1 + max(
+        (int(own.split(".")[1]) + 1 for own in names.values() if own.startswith("more.")), default=0
+    )
+    numbered = any(f"layers.{text.num_hidden_layers}." in key for key in names)
+    stated = getattr(text, "num_mtp_layers", None) or getattr(text, "num_nextn_predict_layers", 0)
+    if numbered and (stated or 0) > count:
+        raise RefusedError(
+            f"{name} has {stated} layers for multi-token prediction in its config, but {count} in "
+            "its files; give complete files, or another draft than 'mtp'"
+        )
+    return count
+
+
+def _build_mtp_config(text: PreTrainedConfig, count: int) -> PreTrainedConfig:
+    """Return a copy of the target's config for `count` layers with full attention, or with the
+    attention that the config states for its layers for multi-token prediction."""
     config = copy.deepcopy(text)
-    config.num_hidden_layers = 1
+    config.num_hidden_layers = count
     for name in ("layer_types", "mlp_layer_types"):
         own = getattr(text, f"mtp_{name}", None)
         if getattr(text, name, None):
-            kinds = ["full_attention"] if name == "layer_types" else [getattr(text, name)[-1]]
-            setattr(config, name, own or kinds)
+            kind = "full_attention" if name == "layer_types" else getattr(text, name)[-1]
+            setattr(config, name, own[:count] if own else [kind] * count)
     if hasattr(config, "first_k_dense_replace"):
         config.first_k_dense_replace = 0
     return config

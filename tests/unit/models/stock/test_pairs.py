@@ -23,6 +23,7 @@ import pairs
 import tiny
 from foretoken import Engine, Speculator
 from foretoken.drafters import pairs as drafting
+from foretoken.drafters.mtp_stacks import MtpStackDrafter
 from foretoken.errors import RefusedError
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock import pair_files
@@ -43,6 +44,7 @@ from pairdrafts import (
     gated,
     mtp_draft,
     mtp_layer,
+    mtp_stack,
     noted,
     on_native,
     pairs_drafter,
@@ -299,6 +301,68 @@ def test_a_layer_among_the_target_s_is_transformers_own(name: str) -> None:
     require_course(pairs_drafter(network, draft), transformers_own(network, layer), 1e-5)
 
 
+@dataclass
+class StackLaw:
+    """As `LayerLaw`, of a stack of transformers' MtpModel: layer k for draft token k, over all
+    pairs anew, with the outputs of the layer before it."""
+
+    network: PreTrainedModel
+    model: MtpModel
+
+    @torch.no_grad()
+    def __call__(self, text: list[int], guesses: list[int]) -> Tensor:
+        states, tokens, made = states_of(self.network, text[:-1], (FINAL_TAP,)), text[1:], []
+        head: Any = self.network.get_output_embeddings()
+        for k, guess in enumerate(guesses):
+            places = torch.arange(1 + k, 1 + k + len(tokens))[None]
+            ids = torch.tensor([tokens])
+            states = self.model.forward_layer(k, states[None], places, None, input_ids=ids)[0]
+            made.append(states[-1] @ head.weight.T.to(states.dtype))
+            tokens = [*tokens[1:], guess]
+        return torch.stack(made)
+
+
+def stack(name: str, count: int) -> tuple[Any, Tensors, StackLaw]:
+    """A network, the weights of a stack for it by their names in files, and the stack's law."""
+    made = census.build(name)
+    network = pairs.lively(type(made), made.config)
+    network.config.num_mtp_layers = count
+    layers, named = mtp_stack(network, count)
+    model = MtpModel(network, count).eval()
+    every = {f"layers.{k}.{n}": x for k, layer in enumerate(layers) for n, x in layer.items()}
+    _, unexpected = model.load_state_dict(every, False)
+    assert not unexpected
+    return network, named, StackLaw(network, model.to(network.dtype))
+
+
+@pytest.mark.daily
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
+def test_a_stack_draws_from_its_law(name: str, count: int) -> None:
+    """One layer for each draft token, never more; in a batch whose rows draft as they like."""
+    network, named, expected = stack(name, count)
+    draft = mtp_draft(network, named)
+    drafter: Any = pairs_drafter(network, draft)
+    assert isinstance(drafter, MtpStackDrafter) and draft.taps == (FINAL_TAP,)
+    require_course(drafter, expected, 1e-5)
+    notes = noted(drafter)
+    with Engine(speculator(drafter)) as engine:
+        for n, prompt in enumerate([*PROMPTS, [(7 * i * i + i) % V for i in range(90)]]):
+            engine.add(prompt, max_new_tokens=40, gamma=n + 1, temperature=2.0, seed=n)
+        ended = [e.completion for _ in range(60) for e in engine.step() if e.completion]
+    assert len(ended) == 4
+    require_true(notes, expected, 1e-5)
+    assert {len(note.guesses) for note in notes} >= {*range(1, count + 1)}
+    assert max(len(note.guesses) for note in notes) == count
+    for gamma in (1, 4):
+        for text, prompt in zip(
+            speculator(drafter).generate(PROMPTS, max_new_tokens=12, gamma=gamma),
+            PROMPTS,
+            strict=True,
+        ):
+            pairs.assert_greedy(text, network, prompt, 12)
+
+
 def qwen_layer(network: Any, tensors: Tensors) -> LayerLaw:
     """Qwen's, written out: gated attention, norms around one, and rotary parts of the heads."""
     c, embedded = network.config, network.get_input_embeddings().weight.double()
@@ -349,6 +413,23 @@ def test_qwen_s_layer_draws_from_its_law(name: str) -> None:
     tensors = filed(mtp_layer(network), "mtp")
     draft = mtp_draft(network, tensors)
     require_course(pairs_drafter(network, draft), qwen_layer(network, tensors), 1e-4)
+
+
+def test_mimo_s_projection_takes_the_state_before_the_embedding() -> None:
+    network = qwen("Qwen3_5ForCausalLM")
+    layer = mtp_layer(network)
+    names = {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj"}
+    names |= {"post_norm": "final_layernorm"}
+    mimo: Tensors = {}
+    for key, x in layer.items():
+        part, _, rest = key.partition(".")
+        own = rest if part == "mtp_block" else f"{names[part]}.{rest}"
+        x = torch.cat([x[:, 64:], x[:, :64]], 1) if part == "eh_proj" else x
+        mimo[f"model.mtp_layers.0.{own}"] = x
+    one, other = (
+        mtp_draft(network, each).network.state_dict() for each in (mimo, filed(layer, "mtp"))
+    )
+    assert one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
 def test_a_large_output_layer_is_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,17 +525,32 @@ def test_drafts_that_do_not_fit_are_refused(file: EagleFile, says: str) -> None:
 def test_layers_for_multi_token_prediction_that_do_not_fit_are_refused() -> None:
     network = copy.deepcopy(qwen("Qwen3_5ForCausalLM"))
     good = filed(mtp_layer(network), "mtp")
-    more = {k.replace("layers.0", "layers.1"): x for k, x in good.items() if "layers.0" in k}
     for tensors, says in (
         ({}, "has no layer for multi-token prediction; give"),
         ({k: x for k, x in good.items() if "up_proj" not in k}, "mtp_block.mlp.up_proj.weight"),
-        (good | more, "has 2 layers .*; give"),
     ):
         with pytest.raises(RefusedError, match=says):
             mtp_draft(network, tensors)
+    network, named, _ = stack("Glm4MoeForCausalLM", 2)
+    count = network.config.num_hidden_layers
+    own = f"layers.{count}."
+    for tensors, says in (
+        ({k: x for k, x in named.items() if own in k}, "2 layers .* config, but 1 in its files"),
+        ({k: x for k, x in named.items() if own not in k}, "no weights for enorm.weight"),
+        ({k: x for k, x in named.items() if f"{count + 1}.eh_" not in k}, "more.0.eh_proj.weight"),
+    ):
+        with pytest.raises(RefusedError, match=f"{says}.*; give"):
+            mtp_draft(network, tensors)
+
+
+def test_of_layers_that_share_a_projection_the_first_is_used() -> None:
+    """As vLLM does, whatever the config says."""
+    network = copy.deepcopy(qwen("Qwen3_5ForCausalLM"))
     network.config.mtp_num_hidden_layers = 2
-    with pytest.raises(RefusedError, match="has 2 layers .*; give"):
-        mtp_draft(network, good)
+    good = filed(mtp_layer(network), "mtp")
+    more = {k.replace("layers.0", "layers.1"): 2 * x for k, x in good.items() if "layers.0" in k}
+    one, both = (mtp_draft(network, each).network.state_dict() for each in (good, good | more))
+    assert one.keys() == both.keys() and all(torch.equal(one[k], both[k]) for k in one)
 
 
 LONG = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
