@@ -190,8 +190,8 @@ class Comparison:
         return alone(self.runtime, self.name, arrival)
 
     def serve(self, engine: Engine, arrivals: list[Arrival], *, preempts: bool = False) -> Any:
-        """Return the arrivals with their outputs. preempts: Whether a sequence is preempted after
-        every third step."""
+        """Return the arrivals with their outputs. preempts: Whether a sequence is preempted before
+        every third step of the first 30."""
         expected = [self.alone(each) for each in arrivals]
         if isinstance(self.spec.drafter, ErringDrafter):
             both = zip(arrivals, expected, strict=True)
@@ -202,7 +202,7 @@ class Comparison:
             ids |= {arrivals[i].add(engine, GAMMA): i for i in new}
             if len(ids) == len(arrivals) and not (engine.running or engine.waiting):
                 break
-            if preempts and step % 3 == 2 and engine.running:
+            if preempts and step % 3 == 2 and step < 30 and engine.running:
                 self.spec.core.preempt()
             for event in engine.step():
                 i = ids[event.id]
@@ -269,6 +269,7 @@ def _continue(i: int, before: Arrival, output: list[int]) -> Arrival:
         for case in CASES
     ],
 )
+@pytest.mark.filterwarnings("ignore")  # of transformers' own code, at random configurations
 def test_outputs_after_prefix_hits_are_those_of_requests_alone(
     runtime: str, name: str, draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,7 +277,8 @@ def test_outputs_after_prefix_hits_are_those_of_requests_alone(
     comparison = Comparison(runtime, name, draft)
     counts = comparison.run()
     assert not counts["different"]
-    assert counts["accepted"] and counts["rejected"] and counts["preempted"]
+    assert counts["rejected"] and counts["preempted"]
+    assert counts["accepted"] or draft == "lookup"
     if runtime == "native":
         assert comparison.spec.exact == "bitwise"
         assert counts["cached"] and not counts["cached otherwise"]
@@ -349,6 +351,7 @@ def test_a_wrong_state_is_found(
 
 
 @pytest.mark.prove
+@pytest.mark.filterwarnings("ignore")  # of transformers' own code, at random configurations
 def test_every_family_with_recurrent_states_is_here() -> None:
     families = json.loads(RESULT.read_text())["families"]
     runs = [each["name"] for each in families if each["outcome"] == "equal"]
