@@ -25,6 +25,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "KimiLinearForCausalLM": {"mlp_layer_types": ["dense"] * 3, "linear_head_dim": 16},
 }
 FAMILIES = [*SMALL]
+# Settings of other families that `random` makes
+OTHERS: dict[str, dict[str, Any]] = {
+    "FalconMambaForCausalLM": {"hidden_size": 32, "intermediate_size": 64, "state_size": 8},
+    "MambaForCausalLM": {"hidden_size": 32, "intermediate_size": 64, "state_size": 8},
+    "RecurrentGemmaForCausalLM": {"lru_width": 64},
+    "RwkvForCausalLM": {"intermediate_size": 256},
+}
 PROMPTS = [[5, 17, 33], [9], [3 + (7 * i * i + i) % 60 for i in range(70)], [60, 12, 7, 9, 44]]
 
 
@@ -32,7 +39,7 @@ def random(name: str, seed: int, V: int = 64) -> PreTrainedModel:
     """Without an end of sequence; each weight counts."""
     made: Any = build(name)
     config = copy.deepcopy(made.config)
-    for key, value in SMALL[name].items():
+    for key, value in (SMALL | OTHERS).get(name, {}).items():
         setattr(config, key, value)
     config.vocab_size, config.pad_token_id = V, 0
     with torch.random.fork_rng(devices=[]):
