@@ -169,7 +169,7 @@ def test_a_target_s_own_stack_loads(tmp_path: Path) -> None:
     tiny.folder(tmp_path / "own", own, tiny.byte_level())
     count = own.config.num_hidden_layers
     first = itself(own)
-    second = {key.replace(f".{count}.", f".{count + 1}."): x for key, x in first.items()}
+    second = {key.replace(f".{count}.", f".{count + 1}."): x.clone() for key, x in first.items()}
     add_mtp(tmp_path / "own", first | second)
     spec = load(tmp_path / "own", "mtp", runtime="transformers")
     assert isinstance(spec.drafter, MtpStackDrafter) and spec.target.taps == (FINAL_TAP,)
