@@ -96,7 +96,7 @@ def serve_hub(
             if self.command == "GET":
                 self.wfile.write(data)
 
-        def log_message(self, *args: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
