@@ -68,7 +68,7 @@ ROW_BY_ROW = (
     "ZayaForCausalLM",
     "xLSTMForCausalLM",
 )
-# They run row by row too, but are not compared here: their tiny copies take minutes
+# They run row by row too, but are not compared here
 LEFT_OUT = {
     "DeepseekV4ForCausalLM",
     "Inkling2ForCausalLM",
