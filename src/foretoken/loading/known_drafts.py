@@ -58,6 +58,7 @@ KNOWN_DRAFTS: dict[str, tuple[str, ...]] = {
         "deepseek-ai/dspark_qwen3_14b_block7",
     ),
     "Qwen3-32B": ("RedHatAI/Qwen3-32B-speculator.eagle3", "AngelSlim/Qwen3-32B_eagle3"),
+    "Qwen3.8-27B": ("z-lab/Qwen3.8-27B-DFlash2",),
     "Qwen3-30B-A3B": (
         "Tengyunw/qwen3_30b_moe_eagle3",
         "AngelSlim/Qwen3-a3B_eagle3",
@@ -123,11 +124,11 @@ KNOWN_DRAFTS: dict[str, tuple[str, ...]] = {
     "vicuna-13b-v1.3": ("yuhuili/EAGLE3-Vicuna1.3-13B",),
 }
 
-DRAFT_KIND = re.compile(r"eagle-?3|dflash2|dflash|dspark|peagle|assistant", re.IGNORECASE)
+DRAFT_KIND = re.compile(r"eagle-?3|dflash2?|domino|dspark|peagle|assistant", re.IGNORECASE)
 NAME_SEPARATOR = re.compile(r"[-_.\s]+")
 # words of a draft's name that are not in its target's name
 DRAFT_WORDS = re.compile(
-    r"(?:eagle-?3|dflash2?|dspark|peagle|assistant|speculators?|draft|sglang|specforge|preview)"
+    r"(?:eagle-?3|dflash2?|domino|dspark|peagle|assistant|speculators?|draft|sglang|specforge|preview)"
     r"|b\d+|block\d+"
 )
 # the end of the name of a quantized copy; drafts for the original draft for the copy too
@@ -175,7 +176,8 @@ def parse_kind(draft: str) -> str | None:
         ('dflash', None)
     """
     match = DRAFT_KIND.search(PurePath(draft).name)
-    return match.group().lower().replace("-", "") if match else None
+    kind = match.group().lower().replace("-", "") if match else None
+    return "dflash" if kind == "domino" else kind  # a DFlash with another head
 
 
 def is_named_for(draft: str, target: str) -> bool:

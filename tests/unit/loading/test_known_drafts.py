@@ -35,6 +35,7 @@ def test_every_known_draft_has_a_supported_kind_and_an_owner() -> None:
         ("unsloth/Qwen3-8B-GGUF:Qwen3-8B-Q4_K_M.gguf", "RedHatAI/Qwen3-8B-speculator.eagle3"),
         ("/models/qwen3-8b.Q8_0.gguf", "RedHatAI/Qwen3-8B-speculator.eagle3"),
         ("google/gemma-4-E4B-it", "google/gemma-4-E4B-it-assistant"),
+        ("Qwen/Qwen3.8-27B-FP8", "z-lab/Qwen3.8-27B-DFlash2"),
         ("Qwen/Qwen3-8B-Base", None),
         ("Qwen/Qwen3-4B-Instruct-2507", None),
         ("novels", None),
