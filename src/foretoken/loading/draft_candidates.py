@@ -153,17 +153,24 @@ def count_mtp_layers(config: Mapping[str, Any]) -> int:
     return max((each for each in counts if isinstance(each, int)), default=0)
 
 
-def _has_mtp_layers(folder: Path) -> bool:
-    """Return whether a target's folder has the weights of the layers for multi-token prediction
-    that its config states."""
-    config = inventory.read_config(folder) if folder.is_dir() else {}
+def _has_mtp_layers(path: Path) -> bool:
+    """Return whether a target's GGUF file has a layer for multi-token prediction, or its folder the
+    weights of the layers that its config states."""
+    if path.is_file():
+        from foretoken.loading.gguf_mtp import has_mtp_layer  # late: imports torch
+
+        try:
+            return has_mtp_layer(path)
+        except Exception:  # a damaged file raises any type; the inventory reports it
+            return False
+    config = inventory.read_config(path) if path.is_dir() else {}
     if not count_mtp_layers(config):
         return False
     from foretoken.loading.weights import FolderWeights  # late: imports torch
     from foretoken.models.stock.pair_files import map_mtp_names
 
     try:
-        keys = FolderWeights(folder).keys
+        keys = FolderWeights(path).keys
         return bool(map_mtp_names(keys, config.get("num_hidden_layers", 0)))
     except ForetokenError:  # no safetensors
         return False

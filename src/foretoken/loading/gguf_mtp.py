@@ -15,10 +15,7 @@ from torch import Tensor
 from foretoken.errors import RefusedError, format_value
 from foretoken.loading import gguf
 
-ARCHITECTURES = (
-    "qwen35",
-    "qwen35moe",
-)  # Qwen3.5 and its MoE; transformers loads no others with MTP
+ARCHITECTURES = ("qwen35", "qwen35moe")  # the only ones with MTP that transformers loads
 NORMS = {
     "nextn.enorm": "enorm",
     "nextn.hnorm": "hnorm",
@@ -43,6 +40,14 @@ PROJECTIONS = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
+
+
+def has_mtp_layer(file: Path) -> bool:
+    """Return whether a GGUF file has an MTP layer of a supported architecture. Raises the reader's
+    errors for a damaged file."""
+    header = gguf.read_header(file)
+    supported = header.fields["general.architecture"].contents() in ARCHITECTURES
+    return supported and any(".nextn." in each.name for each in header.tensors)
 
 
 def read_mtp_weights(name: str, file: Path, num_layers: int) -> dict[str, Tensor]:

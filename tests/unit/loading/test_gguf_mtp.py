@@ -16,6 +16,7 @@ import census
 import foretoken
 import tiny
 from foretoken.errors import RefusedError
+from foretoken.loading import draft_candidates, inventory
 from foretoken.loading.gguf_mtp import read_mtp_weights
 from foretoken.models.stock.small_copy import randomize_weights
 from gguf_file import write_qwen
@@ -69,6 +70,17 @@ def test_draft_tokens_are_those_of_safetensors(name: str, tmp_path: Path) -> Non
     assert all(text.stats.accepted for text in texts[0])
     for a, b in zip(*texts, strict=True):
         assert (a.tokens, a.stats.accepted) == (b.tokens, b.stats.accepted)
+
+
+def test_a_file_with_a_layer_is_listed_with_mtp(tmp_path: Path) -> None:
+    network, layer = model(NAMES[0])
+    for name, given in (("with", layer), ("without", {})):
+        file = tmp_path / f"{name}.gguf"
+        write_qwen(file, network, tiny.byte_level(), given)
+        models = inventory.list_models([tmp_path])
+        target = draft_candidates.find_target(str(file), models)
+        drafts = draft_candidates.list_local_drafts(str(file), target, models)
+        assert ("mtp" in [each.name for each in drafts]) == bool(given)
 
 
 def test_files_without_a_layer_that_can_be_read_are_refused(tmp_path: Path) -> None:
