@@ -23,7 +23,7 @@ from foretoken.drafters.mtp_stacks import MtpStackDrafter
 from foretoken.drafters.pairs import PairsDrafter
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock import pair_files
-from foretoken.models.stock.model import CausalModel
+from foretoken.models.stock.model import CausalModel, StockModel
 from foretoken.models.stock.mtp_stacks import MtpStackNetwork, StockMtpStack
 from foretoken.models.stock.pair_files import PairsDraft
 from foretoken.models.stock.pairs import StockPairModel
@@ -223,13 +223,25 @@ def copy_of(network: PreTrainedModel) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def states_of(network: PreTrainedModel, text: list[int], taps: tuple[int, ...]) -> Tensor:
-    """The target's states `[n, taps * width]`, by one full forward of the model itself."""
+def states_of(
+    network: PreTrainedModel,
+    text: list[int],
+    taps: tuple[int, ...],
+    source: list[int] | None = None,
+) -> Tensor:
+    """The target's states `[n, taps * width]`, by one full forward of the model itself. source: the
+    input of an encoder."""
     network, last = copy_of(network), list[Any]()
     layers: Any = get_decoder_layers(network)
     hook = layers[-1].register_forward_hook(lambda part, args, made: last.append(made))
     ids = torch.tensor([text], device=network.device)
-    made = network(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
+    options: dict[str, Any] = {"use_cache": False, "output_hidden_states": True}
+    if source is None:
+        made = network(input_ids=ids, **options).hidden_states
+    else:
+        read = torch.tensor([source], device=network.device)
+        answer = network(input_ids=read, decoder_input_ids=ids, **options)
+        made = answer.decoder_hidden_states
     hook.remove()
     behind = last[0][0] if isinstance(last[0], tuple) else last[0]
     every = {**dict(enumerate(made[:-1])), len(layers): behind, FINAL_TAP: made[-1]}
@@ -315,8 +327,10 @@ def require_true(notes: list[Drafted], law: Law, within: float = WITHIN) -> None
         assert off < within, f"off by {off} behind {note.text} with {note.guesses}"
 
 
-def tapped(network: PreTrainedModel, taps: tuple[int, ...]) -> CausalModel:
-    target = CausalModel(network)
+def tapped(
+    network: PreTrainedModel, taps: tuple[int, ...], kind: type[StockModel] = CausalModel
+) -> Any:
+    target = kind(network)
     target.tap(taps)
     return target
 

@@ -192,6 +192,17 @@ FORMS = (
 )
 
 
+SHARING = ("copy over rows", "another vocabulary")  # models that need no memory of their own
+PROVED = {  # ability -> cases by which a test below proves it
+    "memory": ("torch", "torch, encoder", "native", "native, encoder", *SHARING),
+    "prefix_cache": ("native", "native, int4", "native, states"),
+    "hidden": ("torch", "torch, encoder", "graphs", "native", "native, encoder"),
+    "tensors": ("graphs",),
+    "chain": tuple(name for name in CASES if name.startswith(("native", "copy"))),
+    "taps": ("torch", "torch, encoder", "native", "native, encoder"),
+}
+
+
 def cases(*names: str, where: Callable[[Case], bool] = lambda case: True) -> Any:
     """These, or all; those in float64 run on a GPU too."""
     chosen = [name for name in names or CASES if where(CASES[name])]
@@ -407,7 +418,14 @@ class WatchedRows(Rows):
 
 @pytest.mark.parametrize(
     ("name", "within"),
-    [("torch", 1e-12), ("torch, states", 1e-3), ("native", 1e-4), ("native, states", 1e-3)],
+    [
+        ("torch", 1e-12),
+        ("torch, encoder", 1e-12),
+        ("torch, states", 1e-3),
+        ("native", 1e-4),
+        ("native, encoder", 1e-4),
+        ("native, states", 1e-3),
+    ],
 )
 def test_states_that_are_shown_are_those_of_one_forward(name: str, within: float) -> None:
     case = CASES[name]
@@ -416,15 +434,24 @@ def test_states_that_are_shown_are_those_of_one_forward(name: str, within: float
     count = network.config.num_hidden_layers
     taps = 0, count // 2, count, FINAL_TAP
     conversion = NativeConversion(None, "float32", lambda: network, taps=taps)
-    rows = WatchedRows(case, tapped(network, taps) if "torch" in name else conversion.load_model())
+    stock = partial(tapped, network, taps, case.make)
+    rows = WatchedRows(case, stock() if "torch" in name else conversion.load_model())
     play(rows, 60)
     rows.take()
     assert rows.rows
     for row, states in zip(rows.rows, rows.states, strict=True):
         if text := [*row.head, *row.rest]:
-            expected = states_of(network, text, taps)
+            expected = states_of(network, text, taps, row.source)
             assert states[: len(text)].shape == expected.shape
             assert (states[: len(text)] - expected).abs().max() < within * expected.abs().max()
+
+
+@pytest.mark.parametrize("ability", PROVED)
+def test_every_kind_of_model_proves_what_it_claims(ability: str) -> None:
+    """Media, text and shared keys and values have tests of their own."""
+    models = {name: made(name)[0] for name, case in CASES.items() if not case.proof}
+    claiming = {type(x) for x in models.values() if getattr(x.capabilities, ability)}
+    assert claiming == {type(models[name]) for name in PROVED[ability] if name in models}
 
 
 def test_nothing_to_run(rows: Rows) -> None:
@@ -556,12 +583,15 @@ def test_what_it_lacks_it_does_not_do(rows: Rows) -> None:
     rows.score([4])
 
 
-@pytest.mark.parametrize("name", cases("torch", "torch, encoder", "native", "native, encoder"))
+@pytest.mark.parametrize("name", cases(*PROVED["memory"]))
 def test_memory_grows_with_what_rows_hold(name: str) -> None:
     rows = Rows(CASES[name], *made(name))
     model = rows.model
     assert model.capabilities.memory
     few, more = model.compute_cache_bytes([3], [3]), model.compute_cache_bytes([3, 40], [3, 3])
+    if name in SHARING:
+        assert few == more == 0
+        return
     assert 0 < few < more < model.compute_cache_bytes([90, 40], [3, 3])
     if model.encoder_decoder:
         assert more < model.compute_cache_bytes([3, 40], [3, 99])
@@ -569,7 +599,7 @@ def test_memory_grows_with_what_rows_hold(name: str) -> None:
     assert model.compute_cache_bytes(model.lengths, [3, 1, 12]) > few
 
 
-@pytest.mark.parametrize("name", cases("native", "native, int4", "native, states"))
+@pytest.mark.parametrize("name", cases(*PROVED["prefix_cache"]))
 def test_a_prefix_serves_others_of_the_same_salt(name: str) -> None:
     rows = Rows(CASES[name], *made(name))
     model, text = rows.model, [(7 * i * i + 3 * i) % 59 + 2 for i in range(100)]
@@ -597,9 +627,7 @@ def test_a_prefix_serves_others_of_the_same_salt(name: str) -> None:
     assert model.count_cached_tokens(text) == 0
 
 
-@pytest.mark.parametrize(
-    "name", cases("torch", "torch, encoder", "graphs", "native", "native, encoder")
-)
+@pytest.mark.parametrize("name", cases(*PROVED["hidden"]))
 def test_hidden_states_are_what_the_output_layer_reads(name: str) -> None:
     model = Rows(CASES[name], *made(name)).model
     network = copy.deepcopy(CASES[name].network())
@@ -622,7 +650,7 @@ def test_hidden_states_are_what_the_output_layer_reads(name: str) -> None:
     assert model.hidden.shape == (2, 1, output.in_features)
 
 
-@pytest.mark.parametrize("name", cases("torch", "graphs"))
+@pytest.mark.parametrize("name", cases("torch", *PROVED["tensors"]))
 def test_blocks_as_tensors_are_their_rows_first_ids(name: str) -> None:
     """What is behind need[b] counts for nothing."""
     rows = Rows(CASES[name], *made(name))
@@ -638,9 +666,7 @@ def test_blocks_as_tensors_are_their_rows_first_ids(name: str) -> None:
         rows.back(*(min(1, n) for n in need))
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in CASES if n.startswith("native") or n.startswith("copy")]
-)
+@pytest.mark.parametrize("name", PROVED["chain"])
 def test_a_chain_is_the_likeliest_tokens_one_by_one(name: str) -> None:
     rows = Rows(CASES[name], *made(name))
     rows.join(*HEADS)

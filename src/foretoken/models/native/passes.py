@@ -145,13 +145,18 @@ class NativePasses:
         self.layout, self.layer_offsets = description.compute_layout(facts)
         # None: no layer is recurrent
         self.states = StateLayout(facts) if facts["row_numbers"] else None
-        if max(taps, default=0) > len(self.layers):
+        # entries in the description's "layers" for each layer of the model: two in an
+        # encoder-decoder, self-attention and cross-attention
+        self.entries_per_layer = 1 + any(layer["source"] for layer in facts["layers"])
+        num_layers = len(self.layers) // self.entries_per_layer
+        if max(taps, default=0) > num_layers:
             raise RefusedError(
                 f"the draft uses hidden states after layer {max(taps)}, but the target has only "
-                f"{len(self.layers)} layers; give a draft for this target"
+                f"{num_layers} layers; give a draft for this target"
             )
-        self._tapped = sorted(set(taps))
-        self._tap_order = [self._tapped.index(tap) for tap in taps]
+        entries = [tap if tap == FINAL_TAP else tap * self.entries_per_layer for tap in taps]
+        self._tapped = sorted(set(entries))
+        self._tap_order = [self._tapped.index(entry) for entry in entries]
         self.memory = np.memmap(folder / description.WEIGHTS_FILE, np.uint8, "r")
         self.width, self.vocab_size = int(facts["width"]), int(facts["vocabulary"])
         # columns of the kernels' logits: the vocabulary, padded to full panels
@@ -217,9 +222,8 @@ class NativePasses:
 
     def list_layer_records(self, layers: tuple[int, ...]) -> list[int]:
         """Return, for these layers of the model, the indices of their entries in the description's
-        "layers". A layer of an encoder-decoder has two entries: self-attention and
-        cross-attention."""
-        each = 1 + any(layer["source"] for layer in self.facts["layers"])
+        "layers"."""
+        each = self.entries_per_layer
         return [each * i + j for i in layers for j in range(each)]
 
     def open_encoder(self) -> NativePasses | None:
