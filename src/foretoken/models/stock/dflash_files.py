@@ -326,6 +326,7 @@ def build_network(
 ) -> BlockNetwork:
     """Return the network of a config, with random weights, for a target with this hidden size and
     vocabulary size. outputs: the number of output tokens of the draft."""
+    _require_one_head(parsed)
     H, width = parsed.layers.hidden_size, len(parsed.layout.taps) * hidden_size
     confidence = (
         ConfidenceHead(H, parsed.markov_rank * parsed.confidence_with_markov)
@@ -346,6 +347,16 @@ def build_network(
     )
 
 
+def _require_one_head(parsed: BlockConfig) -> None:
+    """Raise RefusedError for several heads, of which only one would be used."""
+    dspark = parsed.markov_rank > 0 or parsed.has_confidence_head
+    if dspark + (parsed.selector is not None) + (parsed.domino is not None) > 1:
+        raise RefusedError(
+            "the draft has several heads; only DSpark's heads, a candidate selector or Domino's "
+            "head is supported; give another draft"
+        )
+
+
 def _build_domino_head(parsed: BlockConfig, outputs: int) -> DominoHead | None:
     if parsed.domino is None:
         return None
@@ -355,10 +366,10 @@ def _build_domino_head(parsed: BlockConfig, outputs: int) -> DominoHead | None:
 def _build_selector(parsed: BlockConfig, V: int, outputs: int) -> CandidateSelector | None:
     if parsed.selector is None:
         return None
-    if parsed.markov_rank or parsed.layout.sample_from_anchor or outputs != V:
+    if parsed.layout.sample_from_anchor or outputs != V:
         raise RefusedError(
-            "a candidate selector is supported only without a Markov head, without "
-            "sample_from_anchor and with the target's whole vocabulary; give another draft"
+            "a candidate selector is supported only without sample_from_anchor and with the "
+            "target's whole vocabulary; give another draft"
         )
     rank, top_k = parsed.selector
     if top_k > V:

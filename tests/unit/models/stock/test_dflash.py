@@ -12,6 +12,7 @@ from transformers.cache_utils import DFlashCache
 
 import tiny
 from blocks import (
+    ADDED,
     CONFIDENT,
     DFLASH2,
     DOMINO,
@@ -330,7 +331,10 @@ GEMMA = {**DSPARK, "architectures": ["Gemma4DSparkModel"]}
         ),
         (with_domino(pure_draft_prefix_len=2), {}, RefusedError, "only 0 and 1 are supported"),
         (with_domino(gru_hidden_dim=0), {}, InputError, "gru_hidden_dim is 0; give an integer of"),
-        (with_added(markov_rank=3), {}, RefusedError, "only without a Markov head"),
+        (with_added(markov_rank=3), {}, RefusedError, "the draft has several heads"),
+        (with_added(sample_from_anchor=True), {}, RefusedError, "only without sample_from_anchor"),
+        (with_domino(enable_confidence_head=True), {}, RefusedError, "has several heads"),
+        (with_domino(**ADDED), {}, RefusedError, "has several heads"),
         ({**DSPARK, "markov_head_type": "deep"}, {}, RefusedError, "vanilla, gated and rnn"),
         (GEMMA, {}, RefusedError, "Gemma4DSparkModel"),
         (ZLAB, {"fc.weight": None}, InputError, "no fc.weight"),
