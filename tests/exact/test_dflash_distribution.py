@@ -114,7 +114,8 @@ def test_proof_of_a_selector_that_leaves_two_tokens_of_three(rule, monkeypatch):
 
 
 class ClaimsSoftmax(AfterTheFirst):
-    """Lies: says that its likeliest tokens were drawn from the distributions they lead."""
+    """Lies: says that its likeliest tokens, or a selector's, were drawn from the distributions of
+    the block's logits."""
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         honest = super().propose(gamma, draw)
@@ -122,19 +123,7 @@ class ClaimsSoftmax(AfterTheFirst):
             return honest
         anchors = [row.tokens[-1] for row in self.seqs]
         _, logits = self.blocks.predict_block(anchors, honest.lengths.tolist())
-        return replace(honest, q=probabilities(logits, SAMPLED))
-
-
-class ClaimsAllTokens(AfterTheFirst):
-    """Lies: says that a selector's tokens were drawn from the logits before it, of all tokens."""
-
-    def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        honest = super().propose(gamma, draw)
-        if not honest.tokens.numel():
-            return honest
-        anchors = [row.tokens[-1] for row in self.seqs]
-        _, logits = self.blocks.predict_block(anchors, honest.lengths.tolist())
-        return replace(honest, q=logits[:, : honest.tokens.shape[1]].softmax(-1))
+        return replace(honest, q=probabilities(logits[:, : honest.tokens.shape[1]], SAMPLED))
 
 
 class ClaimsTheNextRow(AfterTheFirst):
@@ -152,7 +141,7 @@ class ClaimsTheNextRow(AfterTheFirst):
         ("certain", ClaimsSoftmax),
         ("chained", ClaimsTheNextRow),
         ("selects", ClaimsTheNextRow),
-        ("selects", ClaimsAllTokens),
+        ("selects", ClaimsSoftmax),
         ("corrected", ClaimsTheNextRow),
     ],
 )

@@ -9,13 +9,10 @@ rolled back at the end of the draft.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from foretoken.drafters.pairs import MAX_UNREAD_PAIRS, PairsDrafter, PairSequence
-from foretoken.models.base import HiddenStateDraftModel, Model
 from foretoken.models.row_slots import PREFILL_CHUNK_TOKENS
 from foretoken.transfer import send
 
@@ -23,19 +20,13 @@ from foretoken.transfer import send
 class MtpStackDrafter(PairsDrafter):
     """A drafter whose `decoder` is a stack of MTP layers. For the arguments see `PairsDrafter`."""
 
-    def __init__(
-        self,
-        target: Model,
-        decoder: HiddenStateDraftModel,
-        embedding: Callable[[Tensor], Tensor],
-        ids: Tensor | None,
-        columns: slice | None = None,
-    ) -> None:
-        super().__init__(target, decoder, embedding, ids, columns)
-        self.num_layers = decoder.num_layers
-        # of this step, by sequence: the draft tokens, and the states `[n, H]` for the next layer
-        self._drafted: list[list[int]] = []
-        self._states: list[Tensor] = []
+    # of this step, by sequence: the draft tokens, and the states `[n, H]` for the next layer
+    _drafted: list[list[int]]
+    _states: list[Tensor]
+
+    @property
+    def num_layers(self) -> int:
+        return self.decoder.num_layers
 
     def _count_free_positions(self, seq: PairSequence) -> int:
         return min(self.num_layers, super()._count_free_positions(seq))

@@ -23,7 +23,7 @@ from foretoken.loading.published_drafts import get_draft_kind
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
-SEARCHED_WORDS = ("speculator", "eagle3", "dflash", "dspark", "assistant")
+SEARCHED_WORDS = ("speculator", "eagle3", "dflash", "domino", "dspark", "assistant")
 # kinds that are stated in a draft's name or tags; other kinds are stated in its config
 NAMED_KINDS = ("eagle3", "dflash2", "dflash", "dspark", "peagle")
 # of `ModelInfo`; the config is only a part of the draft's config
@@ -81,7 +81,7 @@ def _search(api: Any, target: ModelInfo) -> list[DraftCandidate]:
         queries += [{"search": f"{each.rpartition('/')[2]} {word}"} for word in SEARCHED_WORDS]
     known = list(dict.fromkeys(chain(*map(known_drafts.list_table_drafts, ids))))
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        siblings = pool.submit(_search_siblings, api, ids[-1])
+        siblings = pool.submit(_search_siblings, api, target, ids[-1])
         infos = pool.map(partial(_find_model, api), known)
         answers = pool.map(partial(_list_models, api), queries)
         drafts = [_describe(each, "known") for each in infos if each is not None]
@@ -152,16 +152,18 @@ def _compute_size(info: ModelInfo) -> int | None:
     )
 
 
-def _search_siblings(api: Any, target: str) -> list[DraftCandidate]:
-    """Return "mtp", if the target's config states layers for multi-token prediction, and the
-    smaller models of the target's owner and family with as many tokens."""
-    config = _fetch_config(api, target)
+def _search_siblings(api: Any, target: ModelInfo, original: str) -> list[DraftCandidate]:
+    """Return "mtp", if the original's config states layers for multi-token prediction, and the
+    smaller models of its owner and family with as many tokens. `original`: the model that the
+    target is a quantized copy of, else the target."""
+    config = _fetch_config(api, original)
     drafts = [DraftCandidate("mtp", "mtp", "built-in")] if count_mtp_layers(config) else []
-    info, size = _find_model(api, target), MODEL_SIZE.search(target)
+    info = target if target.id == original else _find_model(api, original)
+    size = MODEL_SIZE.search(original)
     target_bytes = None if info is None else _compute_size(info)
     if size is None or target_bytes is None or "vocab_size" not in config:
         return drafts
-    prefix = target[: size.start()]  # the owner and the family
+    prefix = original[: size.start()]  # the owner and the family
     owner, _, family = prefix.rpartition("/")
     siblings = [
         each

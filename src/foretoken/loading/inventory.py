@@ -14,7 +14,6 @@ from typing import Any
 
 from foretoken.errors import InputError, to_one_line
 from foretoken.loading import hub, named_models, published_drafts
-from foretoken.storage.files import parse_json
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
 MAX_FOLDER_DEPTH = 3  # levels of subfolders that are searched
@@ -157,12 +156,7 @@ def read_model(name: str, path: Path) -> FoundModel | None:
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the config in a folder, with the entries of its nested text config, if any, where it
     has no entry of its own; {} if it cannot be read."""
-    try:
-        config: Any = parse_json((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(config, dict):
-        return {}
+    config = published_drafts.read_config(folder / "config.json")
     nested = (config.get(each) for each in TEXT_CONFIG_KEYS)
     text_config = next((each for each in nested if isinstance(each, dict)), {})
     return {**text_config, **config}

@@ -74,7 +74,7 @@ def find_published(name: str | Path, revision: str | None) -> PublishedDraft | N
         hub.resolve_options(str(name), revision)  # raises for a revision of a folder
     if folder is None and (not isinstance(name, str) or not hub.HUB_ID.fullmatch(name)):
         return None
-    config = _read_config(folder / "config.json" if folder else _fetch_config(str(name), revision))
+    config = read_config(folder / "config.json" if folder else _fetch_config(str(name), revision))
     kind = get_draft_kind(config)
     if kind is None:
         return None
@@ -85,14 +85,14 @@ def get_cached_kind(name: str, revision: str | None) -> str | None:
     """Return the kind of a draft in a folder or in the hub's cache; None for a model and for an
     uncached name. Downloads nothing."""
     if hub.is_folder(name):
-        return get_draft_kind(_read_config(Path(name) / "config.json"))
+        return get_draft_kind(read_config(Path(name) / "config.json"))
     if not hub.HUB_ID.fullmatch(name):
         return None
     cached = hub.import_hub().try_to_load_from_cache(name, "config.json", revision=revision)
-    return get_draft_kind(_read_config(Path(cached))) if isinstance(cached, str) else None
+    return get_draft_kind(read_config(Path(cached))) if isinstance(cached, str) else None
 
 
-def _read_config(file: Path | None) -> dict[str, Any]:
+def read_config(file: Path | None) -> dict[str, Any]:
     """Return the config in a file; {} if the file cannot be read: loading the model then raises the
     error."""
     try:

@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import constants
 
 from console import Run, mistake
-from foretoken.loading import known_drafts, named_models
-from hub_server import entry, serve_hub
+from foretoken.loading import known_drafts
+from hub_server import empty_cache, entry, serve_hub
 from tiny import byte_level, folder, llama
 
 TARGET = "lab/Mini-3.5-8B"
@@ -54,13 +54,8 @@ MODELS = [
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of the hub, no package with a model, and a table of two known drafts."""
-    cache = tmp_path / "hub"
-    cache.mkdir()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(named_models, "SMOLLM2_PACKAGE", "a_package_that_nobody_has")
     monkeypatch.setattr(known_drafts, "KNOWN_DRAFTS", KNOWN)
-    return cache
+    return empty_cache(tmp_path, monkeypatch)
 
 
 @pytest.fixture

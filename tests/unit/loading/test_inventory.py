@@ -9,25 +9,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 
-from foretoken.loading import inventory, named_models
+from foretoken.loading import inventory
 from foretoken.loading.inventory import FoundModel, list_models
 from gguf_file import write_gguf
+from hub_server import empty_cache
 from tiny import byte_level, llama
 
 
 @pytest.fixture(autouse=True)
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of the hub, and no package with a model."""
-    cache = tmp_path / "hub"
-    cache.mkdir()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(named_models, "SMOLLM2_PACKAGE", "a_package_that_nobody_has")
     (tmp_path / "site" / "package").mkdir(parents=True)
     monkeypatch.setattr(inventory, "sys", SimpleNamespace(path=["", str(tmp_path / "site")]))
-    return cache
+    return empty_cache(tmp_path, monkeypatch)
 
 
 def made(folder: Path, size: int, **config: Any) -> Path:

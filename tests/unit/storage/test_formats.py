@@ -26,8 +26,8 @@ CHECK = (
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"FORMAT={CONVERSION_FORMAT} (models/native/conversion.py)": (NATIVE, "601d26939d0485fd"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "e8d1e3d8cc29c40b"),
+    f"FORMAT={CONVERSION_FORMAT} (models/native/conversion.py)": (NATIVE, "99ebfd1aeeb38625"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "f987f27d2b10def7"),
 }
 
 

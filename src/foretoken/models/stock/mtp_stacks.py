@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from foretoken.models.stock.cache import RaggedCache
@@ -20,16 +19,6 @@ from foretoken.models.stock.pairs import PairsNetwork, StockPairModel
 class MtpStackNetwork(PairsNetwork):
     """A stack of transformers' MtpLayers with one output layer. Its inputs are embeddings for some
     consecutive layers, followed by the hidden state for the first of these layers."""
-
-    def __init__(
-        self,
-        config: PreTrainedConfig,
-        width: int,
-        layers: list[nn.Module],
-        rotary: nn.Module | None,
-        head: nn.Module,
-    ) -> None:
-        super().__init__(config, width, layers[0], layers[1:], rotary, head)
 
     @property
     def num_layers(self) -> int:

@@ -442,10 +442,8 @@ def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor
         ) from None
     num_outputs = MAX_HEAD_ROWS if len(head) > 2 * MAX_HEAD_ROWS else len(head)
     output = nn.Linear(head.shape[1], num_outputs, bias=False)
-    if count > 1:
-        network = MtpStackNetwork(config, text.hidden_size, layers, rotary, output)
-    else:
-        network = PairsNetwork(config, text.hidden_size, layers[0], [], rotary, output)
+    kind = MtpStackNetwork if count > 1 else PairsNetwork
+    network = kind(config, text.hidden_size, layers[0], layers[1:], rotary, output)
     own = {**_fuse_experts(named), "head.weight": head[:num_outputs]}
     _load_weights(name, network, own, lambda key: key.removeprefix("first."))
     ids = torch.arange(num_outputs) if num_outputs < len(head) else None
