@@ -7,6 +7,7 @@ automatic_gamma.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from foretoken.costing.costs import Costs
@@ -37,35 +38,45 @@ class Text:
 
 def replay(gamma: GammaPolicy, text: Text, costs: Costs) -> tuple[float, SequenceState]:
     """Seconds that a lone row takes until its end, and the row with its records."""
-    row = SequenceState.from_request(Request([0], text.tokens, SequenceKey(0, 0)))
-    seconds, last = 0.0, 0
-    while not row.finish_reason:
-        place = len(row.new_tokens)
-        (draft_tokens,) = gamma.choose_gammas([row])
-        draft_tokens = min(draft_tokens, row.num_remaining - 1)
-        judged = _judged(text, place, draft_tokens)
-        accepted = sum(kept for kept, _ in judged)
-        tokens = row.commit([0] * (accepted + 1))
-        size = 1 + draft_tokens
-        seconds += costs.change * (size != last) + costs.draft_seconds(
-            draft_tokens, draft_tokens, 1
-        )
-        seconds, last = seconds + costs.target_seconds(size, size), size
-        overlaps = tuple(overlap for _, overlap in judged)
-        record = StepRecord(
-            draft_tokens,
-            (0,) * draft_tokens,
-            accepted,
-            tuple(tokens),
-            overlaps,
-            draft_tokens,
-            0.0,
-            0.0,
-            0.0,
-            1,
-        )
-        row.records.append(record)
+    last = 0
+
+    def price(gammas: list[int]) -> float:
+        nonlocal last
+        (g,) = gammas
+        change, last = costs.change * (last != 1 + g), 1 + g
+        return float(change + costs.draft_seconds(g, g, 1) + costs.target_seconds(1 + g, 1 + g))
+
+    seconds, (row,) = replay_batch(gamma, [text], price)
     return seconds, row
+
+
+def replay_batch(
+    gamma: GammaPolicy, texts: list[Text], price: Callable[[list[int]], float]
+) -> tuple[float, list[SequenceState]]:
+    """Seconds until the last of these rows ends, and the rows with their records. `price` has the
+    seconds of a step from the draft tokens of the rows that still run."""
+    rows = [
+        SequenceState.from_request(Request([0], text.tokens, SequenceKey(0, b)))
+        for b, text in enumerate(texts)
+    ]
+    seconds = 0.0
+    while running := [
+        (row, text) for row, text in zip(rows, texts, strict=True) if not row.finish_reason
+    ]:
+        chosen = gamma.choose_gammas([row for row, _ in running])
+        drafted = [
+            min(g, row.num_remaining - 1) for g, (row, _) in zip(chosen, running, strict=True)
+        ]
+        seconds += price(drafted)
+        for n, (row, text) in zip(drafted, running, strict=True):
+            judged = _judged(text, len(row.new_tokens), n)
+            accepted = sum(kept for kept, _ in judged)
+            tokens = tuple(row.commit([0] * (accepted + 1)))
+            overlaps = tuple(overlap for _, overlap in judged)
+            times = 0.0, 0.0, 0.0
+            record = StepRecord(n, (0,) * n, accepted, tokens, overlaps, n, *times, len(running))
+            row.records.append(record)
+    return seconds, rows
 
 
 def _judged(text: Text, place: int, most: int) -> list[tuple[bool, float]]:

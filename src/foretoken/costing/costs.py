@@ -43,8 +43,8 @@ class Costs:
     """Seconds of a step's three parts, and the expected acceptance of a new sequence."""
 
     draft: CostTable  # the drafter, by the number of draft tokens, for batch size 1
-    score: CostTable  # the target's forward pass, by the number of tokens of all sequences
-    verify: CostTable  # verification and commit, by the same number
+    score: CostTable  # the target's forward pass, by its number of positions, padding included
+    verify: CostTable  # verification and commit, by the number of verified positions
     rows: CostTable = ((1, 1.0),)  # draft time by batch size, relative to batch size 1
     prior: tuple[float, float] = (3.0, 0.8)  # (weight of alpha, in draft tokens; alpha)
     change: float = 0.0  # extra seconds of a pass whose size differs from the last pass's
@@ -113,9 +113,10 @@ class Costs:
             num_draft_tokens: Draft tokens of all sequences, for each step.
             batch_size: Sequences in each step.
         """
-        positions = [batch_size + count for count in num_draft_tokens]
-        score = dict(self.score) | dict(_compute_medians("score_seconds", steps, positions))
-        verify = dict(self.verify) | dict(_compute_medians("verify_seconds", steps, positions))
+        verified = [batch_size + count for count in num_draft_tokens]
+        computed = [n + step.padding for n, step in zip(verified, steps, strict=True)]
+        score = dict(self.score) | dict(_compute_medians("score_seconds", steps, computed))
+        verify = dict(self.verify) | dict(_compute_medians("verify_seconds", steps, verified))
         longest, seconds = _compute_medians(
             "draft_seconds", steps, [step.drafted for step in steps]
         )[-1]
@@ -153,11 +154,12 @@ def costs_at_context(costs: Costs, context: int, batch_size: int = 1) -> Costs:
 def costs_from_steps(steps: list[StepRecord]) -> Costs:
     """Compute the costs from the records of one or more steps of batch size 1."""
     draft_tokens = [step.drafted for step in steps]
-    positions = [1 + count for count in draft_tokens]
+    verified = [1 + count for count in draft_tokens]
+    computed = [n + step.padding for n, step in zip(verified, steps, strict=True)]
     return Costs(
         draft=_compute_medians("draft_seconds", steps, draft_tokens),
-        score=_make_rising(dict(_compute_medians("score_seconds", steps, positions))),
-        verify=_compute_medians("verify_seconds", steps, positions),
+        score=_make_rising(dict(_compute_medians("score_seconds", steps, computed))),
+        verify=_compute_medians("verify_seconds", steps, verified),
     )
 
 

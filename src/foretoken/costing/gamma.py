@@ -11,7 +11,7 @@ is chosen as if the sequence were alone in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.costing.costs import Costs, costs_at_context
+from foretoken.costing.costs import Costs, Numbers, costs_at_context
 from foretoken.records import StepRecord
 from foretoken.request import SequenceState
 
@@ -47,9 +47,17 @@ class OtherWork:
     positions: int = 0  # of these sequences, of their draft tokens and of prompts in prefill
     depth: int = 0  # the largest gamma of these sequences
     prefill_positions: int = 0  # only of prompts in prefill, whose time does not depend on gamma
+    width: int = 1  # the most positions of any of these sequences
 
 
 NO_OTHER_WORK = OtherWork()
+
+CountPositions = Callable[[int, int], int | None]  # `Model.count_padded_positions`
+
+
+def count_no_padding(batch_size: int, width: int) -> int | None:
+    """Return None, as models whose forward passes have no padding."""
+    return None
 
 
 class GammaPolicy(Protocol):
@@ -111,6 +119,7 @@ class AdaptiveGamma:
     single_costs: Costs | None = None  # for batch size 1, for deterministic sequences
     drafts: bool = True  # whether there is a drafter
     priors: tuple[tuple[float, float], ...] = ()  # by grade, for a drafter with `Grades`
+    count_positions: CountPositions = count_no_padding  # of the target
     _histories: list[tuple[SequenceState, AcceptanceHistory]] = field(
         default_factory=list[tuple[SequenceState, "AcceptanceHistory"]], init=False
     )
@@ -133,7 +142,10 @@ class AdaptiveGamma:
         self._observe(seqs, other_work)
         sources = [self._pick_source(seq, history) for seq, history in self._histories]
         gammas = self._choose_by_source(seqs, sources, other_work)
-        self._last_size = len(seqs) + other_work.positions + sum(gammas)
+        padded = self.count_positions(
+            len(seqs) + other_work.num_seqs, max(1 + max(gammas, default=0), other_work.width)
+        )
+        self._last_size = padded or len(seqs) + other_work.positions + sum(gammas)
         return gammas
 
     def _observe(self, seqs: list[SequenceState], other_work: OtherWork) -> None:
@@ -182,6 +194,7 @@ class AdaptiveGamma:
                 positions=other_work.positions + others + sum(gammas.values()),
                 depth=max(other_work.depth, *drafted, 0),
                 prefill_positions=other_work.prefill_positions,
+                width=max(other_work.width, 1 + max(gammas.values(), default=0)),
             )
             pairs = [(seqs[b], sources[b]) for b in group]
             # a pass with prefill has another size anyway
@@ -240,8 +253,10 @@ class AdaptiveGamma:
             costs = get_costs_at_length(self.single_costs or self.costs, [seq])
             self._single_seq_tables = (
                 length,
-                make_cost_table(costs, 1),
-                make_cost_table(costs.without_draft_seconds, 1),
+                make_cost_table(costs, 1, count_positions=self.count_positions),
+                make_cost_table(
+                    costs.without_draft_seconds, 1, count_positions=self.count_positions
+                ),
             )
         return self._single_seq_tables[1:]
 
@@ -261,8 +276,15 @@ class AdaptiveGamma:
             gamma = [choose_single_gamma(seqs[0][1], max_gammas[0], table, last)]
         else:
             gamma = allot_gammas([source for _, source in seqs], max_gammas, table, last)
-        each = zip(gamma, max_gammas, seqs, strict=True)
-        return [g or _choose_exploration(seq.records, n, table) for g, n, (seq, _) in each]
+        if self.count_positions(len(seqs), 1) is None:
+            each = zip(gamma, max_gammas, seqs, strict=True)
+            return [g or _choose_exploration(seq.records, n, table) for g, n, (seq, _) in each]
+        if any(gamma):
+            return gamma
+        # a try of one sequence pads the pass for all, so all try at once
+        longest = max((seq.records for seq, _ in seqs), key=len)
+        tried = _choose_exploration(longest, max(max_gammas), table)
+        return [min(tried, n) for n in max_gammas]
 
     def _cost_table(
         self, costs: Costs, seqs: list[SequenceState], other_work: OtherWork, predicted: bool
@@ -280,7 +302,8 @@ class AdaptiveGamma:
         if self._table is None or self._table[0] != key:
             costs = get_costs_at_length(costs, seqs, other_work.num_seqs)
             costs = costs.without_draft_seconds if predicted else costs
-            self._table = key, make_cost_table(costs, len(seqs), other_work)
+            table = make_cost_table(costs, len(seqs), other_work, self.count_positions)
+            self._table = key, table
         return self._table[1]
 
 
@@ -377,11 +400,13 @@ class StepCostTable(NamedTuple):
     that gamma is chosen for."""
 
     num_seqs: int
-    draft_seconds: NDArray[np.float64]  # [largest gamma - 1, draft tokens in all], of the drafter
-    target_seconds: NDArray[np.float64]  # [draft tokens in all], of the rest of the step
+    # by [largest gamma, draft tokens in all]; [0, 0]: without these draft tokens
+    draft_seconds: NDArray[np.float64]  # of the drafter
+    target_seconds: NDArray[np.float64]  # of the rest of the step
+    positions: NDArray[np.int64]  # of the target's pass, padding included
     seconds_by_gamma: list[float]  # with the same gamma for all sequences
-    single_seconds: list[float]  # by gamma of one sequence, if no other sequence has draft tokens
-    positions: int  # of a pass without these draft tokens
+    # seconds and positions by gamma of one sequence, if no other sequence has draft tokens
+    single_steps: tuple[list[float], list[int]]
     change: float  # see `Costs.change`
 
     def target_seconds_after(self, last: int, answers: float) -> NDArray[np.float64]:
@@ -390,8 +415,7 @@ class StepCostTable(NamedTuple):
         drafter's `answer_rate`."""
         if not last or not self.change:
             return self.target_seconds
-        changed = np.arange(len(self.target_seconds)) != last - self.positions
-        return self.target_seconds + self.amortize_size_change(answers) * changed
+        return self.target_seconds + self.amortize_size_change(answers) * (self.positions != last)
 
     def amortize_size_change(self, answers: float) -> float:
         """Return the cost of a change of the pass size, divided by the expected number of steps
@@ -403,27 +427,47 @@ class StepCostTable(NamedTuple):
 
 @lru_cache(256)
 def make_cost_table(
-    costs: Costs, num_seqs: int, other_work: OtherWork = NO_OTHER_WORK
+    costs: Costs,
+    num_seqs: int,
+    other_work: OtherWork = NO_OTHER_WORK,
+    count_positions: CountPositions = count_no_padding,
 ) -> StepCostTable:
     """Return the cost table for draft tokens of `num_seqs` sequences in a pass with `other_work`.
 
     The time of prefills in the same pass is subtracted: this time does not depend on gamma, and
     would make every draft token seem cheap.
     """
-    B, positions = num_seqs + other_work.num_seqs, num_seqs + other_work.positions
-    draft_tokens = np.arange(num_seqs * MAX_GAMMA + 1)
-    depths = np.maximum(DRAFT_DEPTHS, other_work.depth)[:, None]
+    B, tokens = num_seqs + other_work.num_seqs, num_seqs + other_work.positions
+    gammas, draft_tokens = np.arange(MAX_GAMMA + 1), np.arange(num_seqs * MAX_GAMMA + 1)
+
+    def count(width: int, num_tokens: Numbers) -> Numbers:
+        positions = count_positions(B, width)
+        return num_tokens if positions is None else positions + 0 * num_tokens
+
+    widths = [max(1 + g, other_work.width) for g in range(MAX_GAMMA + 1)]
+    positions = np.stack([np.asarray(count(width, tokens + draft_tokens)) for width in widths])
+    prefill = costs.target_seconds(positions[0, 0], B) - costs.target_seconds(
+        count(1, tokens - other_work.prefill_positions), B
+    )
     before = costs.draft_seconds(other_work.depth, 0, B)
+    depths = np.maximum(gammas, other_work.depth)[:, None]
     drafting = np.asarray(costs.draft_seconds(depths, draft_tokens, B) - before)
-    prefill = costs.target_seconds(positions, B) - costs.target_seconds(
-        positions - other_work.prefill_positions, B
+    passing = np.asarray(before - prefill + costs.target_seconds(positions, B + draft_tokens))
+    verified = B * (1 + gammas)
+    padded = [count(1 + g, n) for g, n in enumerate(verified.tolist())]
+    alike = costs.draft_seconds(gammas, B * gammas, B) + costs.target_seconds(
+        np.array(padded), verified
     )
-    passing = np.asarray(
-        before - prefill + costs.target_seconds(positions + draft_tokens, B + draft_tokens)
+    seconds, counts = (passing + drafting)[gammas, gammas], positions[gammas, gammas]
+    return StepCostTable(
+        B,
+        drafting,
+        passing,
+        positions,
+        np.asarray(alike).tolist(),
+        (seconds.tolist(), counts.tolist()),
+        costs.change,
     )
-    alike = [costs.step_seconds(g, B) for g in range(MAX_GAMMA + 1)]
-    single = [float(passing[g] + (drafting[g - 1, g] if g else 0.0)) for g in range(MAX_GAMMA + 1)]
-    return StepCostTable(B, drafting, passing, alike, single, positions, costs.change)
 
 
 def get_costs_at_length(costs: Costs, seqs: list[SequenceState], num_others: int = 0) -> Costs:
@@ -483,9 +527,10 @@ def allot_gammas(
         (B + s_1 + .. + s_n) / (T_0 + a (T_n - T_0 + D_{d,n}))
 
     Each of B sequences gains a token. s_i is the probability that draft token i is accepted, in
-    falling order. T_n is the time of a pass with n draft tokens, D_{d,n} is the time of drafting
-    these tokens. a is the share of steps in which the drafter proposes any token; the other steps
-    gain and cost as much as steps of plain decoding.
+    falling order. T_n is the time of a pass with n draft tokens, and with padding to the longest
+    draft if the target pads its passes. D_{d,n} is the time of drafting these tokens. a is the
+    share of steps in which the drafter proposes any token; the other steps gain and cost as much as
+    steps of plain decoding.
     """
     answers = np.array([estimate.answer_rate for estimate in estimates])
     # [sequences, MAX_GAMMA]
@@ -500,12 +545,12 @@ def allot_gammas(
     draft_tokens = within.cumsum(1)
     # a, the share of steps with draft tokens: the mean over the n draft tokens
     answered = (within * answers[row]).cumsum(1) / np.maximum(draft_tokens, 1)
-    drafting = table.draft_seconds[DRAFT_DEPTHS[:, None] - 1, draft_tokens]
     passing = table.target_seconds_after(last, float(answers.max()))
-    more = passing[draft_tokens] - passing[0] + drafting
-    rates = tokens / (passing[0] + answered * more)  # [depth, n - 1]
+    plain, at = float(passing[0, 0]), (DRAFT_DEPTHS[:, None], draft_tokens)
+    more = passing[at] - plain + table.draft_seconds[at]
+    rates = tokens / (plain + answered * more)  # [depth - 1, n - 1]
     depth, end = divmod(int(rates.argmax()), rates.shape[1])
-    if rates[depth, end] <= table.num_seqs / passing[0]:
+    if rates[depth, end] <= table.num_seqs / plain:
         return [0] * len(estimates)
     chosen = row[: end + 1][within[depth, : end + 1]]
     return [int(g) for g in np.bincount(chosen, minlength=len(estimates))]
@@ -518,11 +563,12 @@ def choose_single_gamma(
     arrays are used."""
     answers, survival = estimate.answer_rate, estimate.survival[:max_gamma]
     change = table.amortize_size_change(answers) if last else 0.0
-    plain = table.single_seconds[0] + change * (table.positions != last)
+    seconds, positions = table.single_steps
+    plain = seconds[0] + change * (positions[0] != last)
     best, fastest, tokens = 0, 1 / plain, 1.0
     for g, chance in enumerate(survival, 1):
         tokens += answers * chance
-        more = table.single_seconds[g] + change * (table.positions + g != last) - plain
+        more = seconds[g] + change * (positions[g] != last) - plain
         if tokens / (plain + answers * more) > fastest:
             best, fastest = g, tokens / (plain + answers * more)
     return best

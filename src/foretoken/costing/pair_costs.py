@@ -168,7 +168,9 @@ class PairCosts:
         if found is None:
             return ForcedTokensOnly()
         single, shared = found
-        policy = AdaptiveGamma(shared, single, self.drafts, self.drafter.priors)
+        policy = AdaptiveGamma(
+            shared, single, self.drafts, self.drafter.priors, self.target.count_padded_positions
+        )
         return self._policies.setdefault(id(shared), policy)
 
     def adopt_measured(self, measured: Mapping[tuple[str, int], Costs]) -> None:

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 # Draft tokens per step at batch size 1, for passes over 1 to 16 tokens. Kernels process tokens in
 # groups of four or six, so costs rise in jumps, which fewer sizes would miss.
 SINGLE_DRAFT_SIZES = (*range(9), 11, 12, 15)
+PADDED_GAMMAS = (0, 1, 2, 4, 8)  # at larger batch sizes, if the target pads its passes
 STEPS_PER_SIZE = 2  # in succession: the first pass after a change of size is slower
 SETTLING_STEPS = 2  # extra steps at the start of a round: passes may be padded to the last sizes
 MAX_PRIOR_WEIGHT = 10.0  # weight of the measured alpha in a new sequence's prior, in draft tokens
@@ -135,7 +136,8 @@ def probe_shared(
     label: str = "",
 ) -> StoredCosts:
     """Return `costs` extended by measured steps of `batch_size` sequences, all like `request`."""
-    sizes, reading = list_shared_draft_sizes(batch_size), contention.take_reading()
+    padded = batch.target.count_padded_positions(batch_size, 1) is not None
+    sizes, reading = list_shared_draft_sizes(batch_size, padded), contention.take_reading()
     drafter, requests = _AlwaysProposingDrafter(batch.drafter), [request] * batch_size
     seqs = _run_rounds(batch, drafter, requests, params, sizes, label=label)
     steps = _drop_settling(seqs[0].records, sizes)
@@ -150,9 +152,12 @@ def probe_shared(
     )
 
 
-def list_shared_draft_sizes(batch_size: int) -> tuple[int, ...]:
+def list_shared_draft_sizes(batch_size: int, padded: bool) -> tuple[int, ...]:
     """Return the numbers of draft tokens per step, summed over all sequences, at which steps are
-    measured."""
+    measured. padded: whether the target pads its passes to the longest draft; then all sequences
+    draft as many."""
+    if padded:
+        return tuple(batch_size * gamma for gamma in PADDED_GAMMAS)
     return tuple(sorted({0, batch_size // 2, batch_size, 3 * batch_size}))
 
 

@@ -32,7 +32,7 @@ from foretoken.models.base import Component
 from foretoken.records import StepRecord
 from foretoken.storage.cache import get_versions, load_cached_values, save_cached_value
 
-COSTS_FILE, COSTS_FORMAT = "costs.json", 11
+COSTS_FILE, COSTS_FORMAT = "costs.json", 12
 FIRST_RETRY_SECONDS, RETRY_BACKOFF, MAX_RETRY_SECONDS = 600.0, 4, 7 * 86400.0
 MAX_COST_RATIO = 1.5  # of real to expected step time; changes of other load cause less
 # minimum number of steps of one size to compare; maximum number, of which the newest are compared

@@ -161,6 +161,7 @@ class Scheduler:
                 num_seqs=len(tasks) - len(group),
                 positions=sum(num_scheduled) - len(group) + sum(gammas.values()),
                 depth=max(gammas.values(), default=0),
+                width=max([*num_scheduled, *(1 + g for g in gammas.values())]),
                 prefill_positions=sum(
                     n for seq, n in zip(seqs, num_scheduled, strict=True) if seq.num_pending > 1
                 ),

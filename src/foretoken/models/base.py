@@ -224,6 +224,11 @@ class Model(Scorer):
     def clear(self) -> None:
         self.permute([])
 
+    def count_padded_positions(self, batch_size: int, width: int) -> int | None:
+        """Return how many positions a forward pass computes, padding included, over at most `width`
+        tokens of each of `batch_size` sequences. None: passes have no padding."""
+        return None
+
     # Sequences longer than `context`: some models then use other position embeddings
 
     _max_context: int | None = None

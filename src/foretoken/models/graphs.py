@@ -189,7 +189,7 @@ class GraphModel(Model):
         self.cache.close_gaps()
         ids = self.cache.to_slot_order(pad_blocks(blocks, self.device)[:, :width_needed])
         width = round_up_width(width_needed)
-        self.padding = round_up_to_power_of_two(B) * width - sum(counts)
+        self.padding = self.count_padded_positions(B, width_needed) - sum(counts)
         end = round_up_slots(max(self.cache.lengths) + width)
         self.cache.reserve(B, end)
         logits, hidden = self._get_pass(round_up_to_power_of_two(B), width, end)(
@@ -209,6 +209,9 @@ class GraphModel(Model):
     def permute(self, rows: list[int]) -> None:
         self.cache.select(rows)
         self.offset = None
+
+    def count_padded_positions(self, batch_size: int, width: int) -> int:
+        return round_up_to_power_of_two(batch_size) * round_up_width(width)
 
     def _send_lengths(self) -> Tensor:
         if self.offset is None:

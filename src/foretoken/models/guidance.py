@@ -104,6 +104,10 @@ class GuidedModel(Model):
         self.seqs = [self.seqs[b] for b in list_remaining_rows(len(self.seqs), rows)]
         self.inner.leave([n for b in rows for n in (2 * b, 2 * b + 1)])
 
+    def count_padded_positions(self, batch_size: int, width: int) -> int | None:
+        positions = self.inner.count_padded_positions(2 * batch_size, width)
+        return positions and positions // 2
+
     @property
     def _negative_length(self) -> int:
         return len(self.negative) or 1

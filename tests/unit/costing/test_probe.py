@@ -78,10 +78,16 @@ def test_what_follows_an_end_of_the_text_says_nothing_of_the_draft(params):
 
 
 @pytest.mark.parametrize(
-    ("rows", "sizes"), [(1, (0, 1, 3)), (2, (0, 1, 2, 6)), (16, (0, 8, 16, 48))]
+    ("rows", "padded", "sizes"),
+    [
+        (1, False, (0, 1, 3)),
+        (2, False, (0, 1, 2, 6)),
+        (16, False, (0, 8, 16, 48)),
+        (16, True, (0, 16, 32, 64, 128)),
+    ],
 )
-def test_draft_tokens_of_rows_together(rows, sizes):
-    assert list_shared_draft_sizes(rows) == sizes
+def test_draft_tokens_of_rows_together(rows, padded, sizes):
+    assert list_shared_draft_sizes(rows, padded) == sizes
 
 
 def test_rows_that_share_a_pass():

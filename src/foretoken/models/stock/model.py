@@ -213,6 +213,9 @@ class StockModel(TorchModel):
         else:  # frees the memory of an idle model
             self.cache = self._make_empty_cache()
 
+    def count_padded_positions(self, batch_size: int, width: int) -> int:
+        return batch_size * width
+
     def _run(self, cache: Any, blocks: Blocks, need: list[int]) -> Tensor:
         ragged, counts = cache.decoder, count_block_tokens(blocks, need)
         check_room(ragged.lengths, counts, self.compute_max_lengths(ragged.long))
