@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from foretoken.costing.gamma import GammaPolicy
 from foretoken.costing.pair_costs import PairCosts
-from foretoken.drafters.base import Drafter, require_drafter
+from foretoken.drafters.base import Drafter, list_parts, require_drafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.core import EngineCore
 from foretoken.engine.output_stream import decode_output, make_output_stream
@@ -146,8 +146,9 @@ class Speculator:
 
         The method chooses the draft or the draft's precision, whichever was not given to `load`. It
         converts the candidate drafts if necessary and measures all of them, which may take minutes.
-        The choice is stored, and later calls of `load` use it. Call this method while nothing is
-        being generated.
+        The choice is stored, and later calls of `load` use it. If `load` has chosen CUDA graphs,
+        the method also compiles their layers, which takes seconds. Call this method while nothing
+        is being generated.
 
         Returns:
             The Speculator to use from now on; this Speculator if there is nothing to choose.
@@ -158,6 +159,9 @@ class Speculator:
             >>> spec.prepared() is spec
             True
         """
+        for part in list_parts(self.target, self.drafter):
+            if isinstance(part, Model):
+                part.prepare()
         return self if self.choose is None else self.choose(self)
 
     def guided(self, scale: float, negative: Prompt | None = None) -> Speculator:

@@ -32,6 +32,7 @@ class Placement:
     device: torch.device = torch.device("cpu")
     runtime: str = "auto"
     taps: tuple[int, ...] = ()  # layers whose inputs the model must expose
+    named: bool = False  # whether the user named the backend
 
 
 class ModelFacts:

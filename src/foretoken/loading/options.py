@@ -53,7 +53,8 @@ class LoadOptions:
         Choice(RUNTIME_NAMES),
         "Backend: native, graphs, transformers, compiled (graphs with layers compiled by torch: "
         "faster on a GPU, after seconds of compilation), or auto (the first exact backend: on a "
-        "CPU native, then transformers; on a GPU graphs, then transformers).",
+        "CPU native, then transformers; on a GPU graphs, compiled for servers, files of prompts "
+        "and benchmarks, then transformers).",
         "Loading",
         group="placing",
     )

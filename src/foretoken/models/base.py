@@ -224,6 +224,9 @@ class Model(Scorer):
     def clear(self) -> None:
         self.permute([])
 
+    def prepare(self) -> None:
+        """Do work that pays only in runs of minutes, such as compiling layers. May take seconds."""
+
     def count_padded_positions(self, batch_size: int, width: int) -> int | None:
         """Return how many positions a forward pass computes, padding included, over at most `width`
         tokens of each of `batch_size` sequences. None: passes have no padding."""

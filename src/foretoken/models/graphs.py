@@ -11,9 +11,11 @@ forward passes run without recording, for tests.
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from threading import Lock
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -35,7 +37,10 @@ from foretoken.models.stock.compiled import CompiledLayers
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import CheckedBackend
 from foretoken.models.stock.sizes import make_empty_logits
+from foretoken.slow_log import log_if_slow
 from foretoken.transfer import send
+
+log = logging.getLogger(__name__)
 
 
 class FixedCache(RaggedCache):
@@ -145,6 +150,7 @@ class GraphModel(Model):
     """
 
     capabilities = Capabilities(tensors=True, hidden=True)
+    may_compile = False  # whether `prepare` compiles the layers
 
     def __init__(self, model: PreTrainedModel, compiled: bool = False) -> None:
         if model.config.is_encoder_decoder:
@@ -162,6 +168,15 @@ class GraphModel(Model):
         self.shape = self.cache.shape  # the shape for which `passes` were recorded
         self.pool: Any = None
         self.offset: Tensor | None = None  # lengths by slot, on the device; None: not sent yet
+
+    def prepare(self) -> None:
+        if self.may_compile and self.layers is None:
+            self.layers, self.runtime = CompiledLayers(self.twin.model, self.cache), "compiled"
+            self.passes.clear()
+            start = perf_counter()
+            with log_if_slow(log, "compiling the layers of %s", type(self.model).__name__):
+                rehearse(self)
+            log.info("compiling took %.0f s", perf_counter() - start)
 
     @property
     def lengths(self) -> list[int]:

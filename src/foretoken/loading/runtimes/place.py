@@ -40,7 +40,8 @@ def place(model: ModelFacts, placement: Placement) -> PlacedModel:
     placement = replace(placement, dtype=model.resolve_dtype(placement.dtype))
     runtimes, notes = _list_candidates(model, placement)
     for runtime in runtimes:
-        backend, attempt = _get_backend(runtime), replace(placement, runtime=runtime)
+        backend = _get_backend(runtime)
+        attempt = replace(placement, runtime=runtime, named=placement.runtime != "auto")
         reason = backend.find_refusal(model, attempt)
         if reason is None:
             try:

@@ -13,6 +13,7 @@ import torch._dynamo
 
 import pairs
 from foretoken.loading.facts import ModelFacts, Placement
+from foretoken.loading.runtimes import graphs
 from foretoken.loading.runtimes.place import place
 from foretoken.models.graphs import GraphModel, rehearse
 from foretoken.models.stock import compiled
@@ -106,5 +107,20 @@ def test_where_it_computes_something_else(
     refused(caplog, "logits differ by")
 
 
-def test_it_is_chosen_by_name_only() -> None:
-    assert place(ModelFacts(pairs.random("Llama", 0)), Placement()).model.runtime != "compiled"
+def test_it_is_chosen_by_name_or_for_long_runs() -> None:
+    facts = ModelFacts(pairs.random("Llama", 0))
+    assert place(facts, Placement()).model.runtime != "compiled"
+    for named in (False, True):
+        model, _ = graphs.build(facts, Placement(runtime="graphs", named=named))
+        assert model.runtime == "graphs"
+        model.prepare()
+        assert model.runtime == ("graphs" if named else "compiled")
+    assert place(facts, Placement(runtime="graphs")).model.may_compile is False
+
+
+def test_a_speculator_prepares_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[Any] = []
+    monkeypatch.setattr(GraphModel, "prepare", lambda model: prepared.append(model))
+    spec = pairs.speculator(pairs.random("Llama", 0), pairs.random("Llama", 1), runtime="graphs")
+    assert spec.prepared() is spec
+    assert prepared == [spec.target, spec.drafter.model]
