@@ -21,12 +21,13 @@ STRUCTURES = "`--json-schema`, `--regex`, `--grammar`, `--choice`"
 
 def sampling() -> str:
     """Return the table of sampling options, in Markdown: a line for each."""
-    lines = ["| option | command line | field of a request | meaning |", "|---|---|---|---|"]
+    lines = ["| option | field of a request | meaning |", "|---|---|---|"]
     for name, option in SAMPLING.items():
-        flag = f"`{_flag(name, option)}`" if option.panel else "Python only"
-        flag = STRUCTURES if name == "structured" else flag
+        flag = STRUCTURES if name == "structured" else option.flag and f"`{option.flag}`"
+        note = f" On the command line: {flag}." if flag else ""
+        note = note if option.panel else " Python only."
         field = f"`{option.api.name}`" if option.api else ""
-        lines.append(f"| `{name}` | {flag} | {field} | {option.help} |")
+        lines.append(f"| `{name}` | {field} | {option.help}{note} |")
     return "\n".join(lines) + "\n"
 
 
