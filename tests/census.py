@@ -61,11 +61,11 @@ SECONDS = 300.0  # for one class
 
 # What classes of these maps write that write no text
 WRITES = {
-    "DiaForConditionalGeneration": "codes of sounds",
-    "DiffusionGemmaForBlockDiffusion": "blocks of tokens by diffusion, none after another",
+    "DiaForConditionalGeneration": "codes of audio",
+    "DiffusionGemmaForBlockDiffusion": "blocks of tokens by diffusion, not one after another",
     "PI0ForConditionalGeneration": "a robot's actions",
     "Pop2PianoForConditionalGeneration": "notes",
-    "VibeVoiceForConditionalGeneration": "sounds, by diffusion",
+    "VibeVoiceForConditionalGeneration": "audio, by diffusion",
 }
 
 # Configurations by hand, where the default one is none that a model can be built or run with
@@ -220,7 +220,7 @@ def judge(name: str) -> Verdict:
 
 def _judged(verdict: Verdict) -> Verdict:
     if verdict.name in WRITES:
-        return replace(verdict, outcome="no text", reason=f"it writes {WRITES[verdict.name]}")
+        return replace(verdict, outcome="no text", reason=f"it generates {WRITES[verdict.name]}")
     try:
         model = build(verdict.name)
         if verdict.kind in MODALITIES:
@@ -234,7 +234,9 @@ def _judged(verdict: Verdict) -> Verdict:
         reason = f"its generate raised {log_error_kind(error)}"
         return replace(verdict, outcome="no inputs", reason=reason)
     if not asked:
-        return replace(verdict, outcome="no inputs", reason="its text does not depend on them")
+        return replace(
+            verdict, outcome="no inputs", reason="its output does not depend on the inputs"
+        )
     try:
         form, unequal = _compared(model, asked, expected)
     except (RefusedError, InputError) as error:  # a prompt is refused by name, too

@@ -42,10 +42,15 @@ TITLES = {
     "no inputs": "Classes without known inputs",
 }
 NAME = re.compile(r"^[\w.-]+ \(\w+\) |; use transformers' own .*$")  # and the remedy
+PART = re.compile(r"^\S+ is not built as the native decoder expects \((.*)\)$")  # that it lacks
+SPREAD = re.compile(r" by \S+ of their spread")  # of logits: in the results
+KINDS = {"sounds": "audio", "pictures": "images"}
 NATIVE = """The native decoder supports all parts of these classes. Each passed the self-check,
 which compares logits. For classes that take images or audio, the logits after such inputs also
-agreed with those in the class's own `generate`. Encoders of images and audio run on torch. The
-table lists the reasons why other classes do not run on the native decoder."""
+agreed with those in the class's own `generate`. Encoders of images and audio run on torch."""
+TORCH = "The native decoder does not run these classes, for these reasons."
+ROWS = """On torch, each sequence of these classes runs in separate forward passes. In all other
+classes, sequences of a batch share forward passes."""
 NOT_BUILT = "The default configuration of these classes builds no model in the test."
 HEAD = """# Which families run
 This page lists every class of transformers {transformers} that generates text, and whether it runs
@@ -57,9 +62,8 @@ and other lengths at which a family changes its computation are 8 tokens in thes
 sequences are longer.
 
 A class that takes images or audio gets two prompts with one image or audio each and, if its
-`generate` takes such prompts, one prompt of text only. Its encoder is small, and the inputs have
-the shapes that the class's processor makes ([images and speech](images-and-speech.md)). The test
-also checks that the output depends on these inputs.
+`generate` takes such prompts, one prompt of text only ([images and speech](images-and-speech.md)).
+The test also checks that the output depends on these inputs.
 
 On a CPU, foretoken uses the native decoder for a class if possible, else torch.
 `foretoken doctor MODEL` prints the backend of your model. `make families` generates this page: it
@@ -87,8 +91,8 @@ cannot roll back other states, so these families run one row in a pass:
 - Zaya: it stores the values of the last token of a block, padding included.
 - Inkling: its only states are windows, but its attention uses one length for all rows.
 - Qwen4-exp, GLM5-next: they have recurrences like those above, and also attention that stores an
-  index of its tokens. DeepSeek-V4, Unlimited-OCR: their attention uses values that are computed
-  from several tokens together.
+  index of its tokens. DeepSeek-V4: its attention uses values that are computed from several tokens
+  together.
 
 The last column of the table is the share of classes that run among all classes except for "no
 text" and "not built".
@@ -131,33 +135,29 @@ def page(document: dict[str, Any]) -> str:
     """Return the page about these results."""
     families: list[dict[str, Any]] = sorted(document["families"], key=_rank)
     runs = [each for each in families if each["outcome"] == "equal"]
+    native = [each["name"] for each in runs if each["native"] == "equal"]
+    rows = [each["name"] for each in runs if each["form"] == "transformers, row by row"]
     lines = [HEAD.format(**document["versions"]), *_counts(families), "", "## Classes that run"]
-    for form, words in FORMS.items():
-        names = [each["name"] for each in runs if each["form"] == form]
-        if names:
-            lines += ["", f"### {words[0].upper()}{words[1:]}", _listed(names)]
-    lines += ["", "## On the native decoder", NATIVE, *_natively(families)]
+    lines += ["", "### On the native decoder", NATIVE, "", _listed(native)]
+    lines += ["", "### On torch", TORCH, "", *_reasons(runs, "native")]
+    lines += ["", "### One row in a pass", ROWS, "", _listed(rows)]
     for outcome, title in TITLES.items():
-        lines += ["", f"## {title}", "| class | reason |", "|---|---|"]
-        lines += [_reason(each) for each in families if each["outcome"] == outcome]
+        concerned = [each for each in families if each["outcome"] == outcome]
+        lines += ["", f"## {title}", *_reasons(concerned, "reason")]
     lines += ["", "## Not built", NOT_BUILT, ""]
     lines += [_listed([each["name"] for each in families if each["outcome"] == "not built"])]
     return "\n".join(lines) + "\n"
 
 
-def _natively(families: list[dict[str, Any]]) -> list[str]:
-    """The classes that the native decoder serves, and a table of why it refuses others."""
-    asked = [each for each in families if each["native"]]
-    served = [each["name"] for each in asked if each["native"] == "equal"]
+def _reasons(families: list[dict[str, Any]], entry: str) -> list[str]:
+    """A table of the reasons in that entry, each with its classes."""
     reasons: dict[str, list[str]] = {}
-    for each in asked:
-        if each["native"] != "equal":
-            inner = re.search(r"expects \((.*)\)", each["native"])
-            reason = inner[1] if inner else NAME.sub("", each["native"])
+    for each in families:
+        if each[entry] != "equal":
+            reason = SPREAD.sub("", PART.sub(r"\1", NAME.sub("", each[entry])))
             reasons.setdefault(reason, []).append(each["name"])
-    table = ["", "| refused for | classes |", "|---|---|"]
-    table += [f"| {reason} | {', '.join(names)} |" for reason, names in reasons.items()]
-    return ["", _listed(served), *table]
+    lines = [f"| {reason} | {', '.join(names)} |" for reason, names in reasons.items()]
+    return ["| reason | classes |", "|---|---|", *lines]
 
 
 def _listed(names: list[str]) -> str:
@@ -177,12 +177,8 @@ def _counts(families: list[dict[str, Any]]) -> list[str]:
         cells += [outcomes[name] for name in (*TITLES, "not built")]
         cells.append(sum(each["native"] == "equal" for each in own))
         share = f"{outcomes['equal'] / possible:.0%}" if possible else ""
-        lines.append(f"| {' | '.join([kind, *map(str, cells), share])} |")
+        lines.append(f"| {' | '.join([KINDS.get(kind, kind), *map(str, cells), share])} |")
     return lines
-
-
-def _reason(each: dict[str, Any]) -> str:
-    return f"| {each['name']} | {NAME.sub('', each['reason'] or '')} |"
 
 
 def _rank(each: dict[str, Any]) -> tuple[int, str]:
