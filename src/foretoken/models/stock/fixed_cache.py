@@ -68,7 +68,7 @@ class FixedDecoderCache(FixedCache):
         super().__init__(empty.decoder.layers, device)
         self.cross = FixedCache(empty.cross.layers, device)
         self.cross_cache = FixedCrossCache(self, self.cross)
-        self.source_lengths = torch.ones(0, dtype=torch.long, device=device)
+        self.source_lengths = torch.empty(0)
         self.has_source_mask = has_source_mask
         self._sent: list[int] = []  # what `source_lengths` has
 
@@ -98,7 +98,8 @@ class FixedDecoderCache(FixedCache):
         """Set `source_lengths` of the first slots, if they differ from what it has. Other slots may
         have any length but 0, as a mask that hides all keys gives NaN."""
         if len(self.source_lengths) != self.rows:
-            self.source_lengths, self._sent = self.source_lengths.new_ones(self.rows), []
+            self.source_lengths = torch.ones(self.rows, dtype=torch.long, device=self.device)
+            self._sent = []
         if lengths != self._sent:
             self.source_lengths[: len(lengths)] = send(torch.tensor(lengths), self.device)
             self._sent = lengths
