@@ -118,6 +118,7 @@ class GraphModel(Model):
 
     def __init__(self, model: PreTrainedModel, compiled: bool = False) -> None:
         self.eager = (Seq2SeqModel if model.config.is_encoder_decoder else CausalModel)(model)
+        model = self.eager.model if model.config.is_encoder_decoder else model
         self.model, self.device = model, self.eager.device
         self.compute_dtype = self.eager.compute_dtype
         self.context, self._max_context = self.eager.context, self.eager.max_context
@@ -162,7 +163,7 @@ class GraphModel(Model):
     def find_media_problem(self, media: Media) -> str | None:
         if not self.capabilities.media:
             return super().find_media_problem(media)
-        return self._objections.to(media, lambda: GraphModel(self.model))
+        return self._objections.to(media, lambda: GraphModel(self.eager.full_model))
 
     @cached_property
     def encoder_key(self) -> str | None:
