@@ -2,10 +2,11 @@
 passes are recorded as CUDA graphs and replayed.
 
 Batch sizes, widths and cache lengths are rounded up to a few values, so that few graphs suffice for
-all blocks. Prompts are prefilled without graphs, and an encoder runs without graphs. Shapes do not depend on data: every query attends
-to all cache positions, and a mask, computed on the device from the lengths, hides the positions
-after each sequence's end. A guard refuses operations that cannot be recorded. On a CPU the same
-forward passes run without recording, for tests.
+all blocks; prompts are prefilled without graphs, and an encoder runs without graphs. Shapes do not
+depend on data: every query attends to all cache positions, and a mask, computed on the device from
+the lengths, hides the positions after each sequence's end. The keys and values of an
+encoder-decoder's sources are masked in the same way. A guard refuses operations that cannot be
+recorded. On a CPU the same forward passes run without recording, for tests.
 """
 
 from __future__ import annotations
@@ -117,20 +118,19 @@ class GraphModel(Model):
     may_compile = False  # whether `prepare` compiles the layers
 
     def __init__(self, model: PreTrainedModel, compiled: bool = False) -> None:
-        self.eager = (Seq2SeqModel if model.config.is_encoder_decoder else CausalModel)(model)
-        model = self.eager.model if model.config.is_encoder_decoder else model
+        encodes = model.config.is_encoder_decoder
+        if encodes and compiled:
+            raise RefusedError("layers of encoder-decoders are not compiled; give runtime='graphs'")
+        self.eager = (Seq2SeqModel if encodes else CausalModel)(model)
+        model = self.eager.model if encodes else model  # it may be within the user's model
         self.model, self.device = model, self.eager.device
         self.compute_dtype = self.eager.compute_dtype
         self.context, self._max_context = self.eager.context, self.eager.max_context
         self.vocab_size = self.eager.vocab_size
         self.twin = RaggedTwin(model)
-        self.cache = FixedCache(make_ragged_cache(model, 0).layers, self.device)
+        self.cache: Any = FixedCache(make_ragged_cache(model, 0).layers, self.device)
         if isinstance(self.eager, Seq2SeqModel):
             self._add_encoder(self.eager)
-            if compiled:
-                raise RefusedError(
-                    "runtime='compiled' supports no encoder-decoders; give runtime='graphs'"
-                )
         self.layers = CompiledLayers(self.twin.model, self.cache) if compiled else None
         self.runtime = "compiled" if compiled else "graphs"
         # by number of slots, width, end and source end
@@ -280,9 +280,8 @@ class GraphModel(Model):
         """Return the arguments of the forward for new tokens `ids`, and the cache."""
         if isinstance(self.eager, Seq2SeqModel):
             cache = self.cache.cross_cache
-            return self.eager.make_decoder_inputs(ids, cache) | make_cache_argument(
-                self.model, cache
-            )
+            inputs = self.eager.make_decoder_inputs(ids, cache)
+            return inputs | make_cache_argument(self.model, cache)
         positions = self.cache.positions
         if self._max_context is not None:
             positions = positions.clamp(max=self._max_context - 1)  # padding only

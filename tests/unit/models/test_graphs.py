@@ -258,7 +258,7 @@ def test_what_looks_at_its_numbers_is_refused_by_name() -> None:
 
 
 def test_compiled_encoder_decoders_and_int8_are_refused() -> None:
-    with pytest.raises(RefusedError, match="'compiled' supports no encoder-decoders"):
+    with pytest.raises(RefusedError, match="encoder-decoders are not compiled"):
         place(ModelFacts(build("T5")), Placement(runtime="compiled"))
     with pytest.raises(RefusedError, match="only on the native decoder, not on graphs"):
         place(ModelFacts(build("Llama")), Placement(runtime="graphs", dtype="int8"))

@@ -114,19 +114,18 @@ class FixedCrossCache(CrossCache):
     """The caches of a `FixedDecoderCache` as an encoder-decoder takes them. All keys and values of
     sources are in the cache before the first forward pass."""
 
-    self_attention_cache: FixedDecoderCache
-
     def __init__(self, decoder: FixedDecoderCache, cross: FixedCache) -> None:
         super().__init__(decoder, cross, [])
+        self.fixed = decoder
         self.is_updated = dict.fromkeys(range(len(cross.layers)), True)
 
     @property
     def source_shape(self) -> tuple[int, int]:
-        return len(self.decoder.row), self.self_attention_cache.source_end
+        return len(self.fixed.row), self.fixed.source_end
 
     def make_source_mask(self) -> Tensor:
         slots, end = self.source_shape
-        lengths = self.self_attention_cache.source_lengths[:slots, None]
+        lengths = self.fixed.source_lengths[:slots, None]
         return (torch.arange(end, device=lengths.device) < lengths).long()
 
 
