@@ -158,7 +158,8 @@ class GraphModel(Model):
         self.shared_encoder_states = eager.shared_encoder_states
         decoder: Any = self.model.get_decoder()
         has_source_mask = "encoder_attention_mask" in get_forward_parameters(type(decoder))
-        self.cache = FixedDecoderCache(eager.cache, self.device, has_source_mask)
+        own, cross = (make_ragged_cache(self.model, 0).layers for _ in range(2))
+        self.cache = FixedDecoderCache(own, cross, self.device, has_source_mask)
 
     def find_media_problem(self, media: Media) -> str | None:
         if not self.capabilities.media:

@@ -61,12 +61,17 @@ class FixedDecoderCache(FixedCache):
             to this tensor, so only growth replaces it.
     """
 
-    def __init__(self, empty: CrossCache, device: torch.device, has_source_mask: bool) -> None:
-        """Take the layers of `empty`, a cache without sequences. has_source_mask: True if the
-        decoder takes a mask of its sources, whose number of positions may then be rounded up;
-        otherwise all sources have the same length."""
-        super().__init__(empty.decoder.layers, device)
-        self.cross = FixedCache(empty.cross.layers, device)
+    def __init__(
+        self,
+        layers: list[Any],
+        cross_layers: list[Any],
+        device: torch.device,
+        has_source_mask: bool,
+    ) -> None:
+        """has_source_mask: True if the decoder takes a mask of its sources, whose number of
+        positions may then be rounded up. Otherwise all sources have the same length."""
+        super().__init__(layers, device)
+        self.cross = FixedCache(cross_layers, device)
         self.cross_cache = FixedCrossCache(self, self.cross)
         self.source_lengths = torch.empty(0)
         self.has_source_mask = has_source_mask
