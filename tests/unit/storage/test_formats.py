@@ -26,8 +26,8 @@ CHECK = (
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"FORMAT={CONVERSION_FORMAT} (models/native/conversion.py)": (NATIVE, "87802acc83eed1e2"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "6a32129305ba7c46"),
+    f"FORMAT={CONVERSION_FORMAT} (models/native/conversion.py)": (NATIVE, "e765e1efaded280d"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "e3229cc138c46abf"),
 }
 
 
