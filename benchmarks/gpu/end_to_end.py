@@ -7,8 +7,8 @@ clock. transformers' static cache is compiled for each batch size, which takes a
 the first one.
 
     python benchmarks/gpu/end_to_end.py --params 3B --draft-params 60M --alpha 0.8
-    python benchmarks/gpu/end_to_end.py --family t5 --params 11B --draft-params 60M \\
-        --alpha 0.75 0.62 --gammas 7 --batches 1    # the paper's headline, at its scale
+    python benchmarks/gpu/end_to_end.py --family t5 --params 11B --draft-params 77M \\
+        --alpha 0.75 0.62 --gammas 7 --batches 1 --runtimes graphs  # the paper's headline
 """
 
 from __future__ import annotations

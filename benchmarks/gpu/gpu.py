@@ -75,9 +75,9 @@ def bandwidth(size: int = 2**30) -> float:
     return size / seconds(numbers.sum)
 
 
-def random_llama(params: str, vocab: int, dtype: torch.dtype) -> Any:
+def random_network(params: str, vocab: int, dtype: torch.dtype, name: str = "llama") -> Any:
     """Made on the GPU, of about so many parameters; its text means nothing."""
-    family = FAMILIES["llama"]
+    family = FAMILIES[name]
     width, layers = shape(family, count(params), vocab)
     torch.manual_seed(0)
     torch.set_default_dtype(dtype)

@@ -42,7 +42,7 @@ def main() -> None:
     table = Table("model", "way", *(f"n={n}" for n in NEW), "floor", "n=1 over floor", "first")
     rows: list[dict[str, Any]] = []
     for size in arguments.sizes:
-        model = gpu.random_llama(size, arguments.vocab, getattr(torch, arguments.dtype))
+        model = gpu.random_network(size, arguments.vocab, getattr(torch, arguments.dtype))
         floor = gpu.weight_bytes(model) / speed
         for way in arguments.ways:
             times = {n: _timed(way, model, n, arguments.context) for n in NEW}

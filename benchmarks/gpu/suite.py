@@ -29,24 +29,26 @@ def main() -> None:
     parser.add_argument("--only", choices=("tests", "identity"))
     parser.add_argument("--tests", nargs="+", default=["tests"], help="files or folders")
     parser.add_argument("--params", default="100M", help="of the random model")
+    parser.add_argument("--families", nargs="+", default=["llama", "t5"])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--runtimes", nargs="+", default=["graphs", "compiled", "transformers"])
     arguments = parser.parse_args()
     gpu.need()
     tests = None if arguments.only == "identity" else _tests(arguments.tests)
     rows = [
-        _identity(arguments, dtype, runtime)
+        _identity(arguments, family, dtype, runtime)
+        for family in arguments.families
         for dtype in (torch.float32, torch.bfloat16)
         for runtime in arguments.runtimes
-        if arguments.only != "tests"
+        if arguments.only != "tests" and (family, runtime) != ("t5", "compiled")
     ]
-    table = Table("dtype", "runtime", "gamma", "texts that equal plain decoding", "transformers'")
+    names = ("family", "dtype", "runtime")
+    table = Table(*names, "gamma", "texts that equal plain decoding", "transformers'")
     for row in rows:
         for gamma, (plain, stock) in row["equal"].items():
             total = f" of {len(PROMPTS)}"
-            table.add_row(
-                row["dtype"], row["runtime"], str(gamma), f"{plain}{total}", f"{stock}{total}"
-            )
+            facts = [row[name] for name in names]
+            table.add_row(*facts, str(gamma), f"{plain}{total}", f"{stock}{total}")
     if tests is not None:
         print(tests["last"])
     if rows:
@@ -80,10 +82,10 @@ def _tests(paths: list[str]) -> dict[str, Any]:
     return {"exit": run.returncode, "last": lines[-1] if lines else "", "failed": failed}
 
 
-def _identity(arguments: Any, dtype: torch.dtype, runtime: str) -> dict[str, Any]:
+def _identity(arguments: Any, family: str, dtype: torch.dtype, runtime: str) -> dict[str, Any]:
     """How many texts equal our own plain decoding's, and transformers' own."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    target = gpu.random_llama(arguments.params, 32000, dtype)
+    target = gpu.random_network(arguments.params, 32000, dtype, family)
     stock = [_stock(target, prompt, arguments.tokens) for prompt in PROMPTS]
     plain: list[list[int]] = []
     equal: dict[int, tuple[int, int]] = {}
@@ -94,7 +96,8 @@ def _identity(arguments: Any, dtype: torch.dtype, runtime: str) -> dict[str, Any
         texts = [text.tokens for text in completions]
         plain = plain or texts
         equal[gamma] = _same(texts, plain), _same(texts, stock)
-    return {"dtype": str(dtype).removeprefix("torch."), "runtime": runtime, "equal": equal}
+    facts = {"family": family, "dtype": str(dtype).removeprefix("torch."), "runtime": runtime}
+    return facts | {"equal": equal}
 
 
 def _same(ours: list[list[int]], theirs: list[list[int]]) -> int:
@@ -106,7 +109,7 @@ def _stock(model: Any, prompt: list[int], tokens: int) -> list[int]:
     rows = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens
     )
-    return rows[0, len(prompt) :].tolist()
+    return rows[0, 1 if model.config.is_encoder_decoder else len(prompt) :].tolist()
 
 
 if __name__ == "__main__":

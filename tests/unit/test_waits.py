@@ -104,8 +104,9 @@ def reads(
     networks = [m.model for m in (target, getattr(drafter, "model", None)) if m is not None]
     found = []
     with Pretend(*networks) as pretend:
-        target.start([row.tokens[:-1] for row in rows])
-        drafter.start([0, 1, 2], [list(row.tokens) for row in rows], None)
+        sources = [[*prompt] for prompt in pairs.PROMPTS] if target.encoder_decoder else None
+        target.start([row.tokens[:-1] for row in rows], sources)
+        drafter.start([0, 1, 2], [list(row.tokens) for row in rows], sources)
         for gamma in gammas:
             pretend.schedule_tokens = []
             step(rows, target, drafter, verifier, gamma)
@@ -113,17 +114,19 @@ def reads(
     return found
 
 
-def networks() -> tuple[Any, Any]:
+def networks(family: str = "Llama") -> tuple[Any, Any]:
     """Their own copies: marks stay on them."""
-    target = pairs.target("Llama")
+    target = pairs.target(family)
     return copy.deepcopy(target), pairs.relative(target)
 
 
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("rule", [*EXACT_RULES, CoupledVerifier()])
-@pytest.mark.parametrize("case", CASES)
-def test_a_step_reads_once(case: str, rule: str | Verifier) -> None:
-    big, small = networks()
+@pytest.mark.parametrize(
+    ("case", "family"), [*((case, "Llama") for case in CASES), ("sampled", "T5")]
+)
+def test_a_step_reads_once(case: str, family: str, rule: str | Verifier) -> None:
+    big, small = networks(family)
     drafter = LMDrafter(GraphModel(small), pairs.V)
     gammas = [[4, 4, 4], [3, 0, 1], [0, 0, 0], [4, 4, 4]]
     reads_of = reads(CASES[case], rule, gammas, drafter, GraphModel(big))

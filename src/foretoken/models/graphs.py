@@ -1,11 +1,12 @@
-"""A decoder-only transformers model that runs forward passes of fixed shapes over a ragged KV
-cache. On CUDA the passes are recorded as CUDA graphs and replayed.
+"""A transformers model that runs forward passes of fixed shapes over a ragged KV cache. On CUDA the
+passes are recorded as CUDA graphs and replayed.
 
 Batch sizes, widths and cache lengths are rounded up to a few values, so that few graphs suffice for
-all blocks; prompts are prefilled without graphs. Shapes do not depend on data: every query attends
-to all cache positions, and a mask, computed on the device from the lengths, hides the positions
-after each sequence's end. A guard refuses operations that cannot be recorded. On a CPU the same
-forward passes run without recording, for tests.
+all blocks; prompts are prefilled without graphs, and an encoder runs without graphs. Shapes do not
+depend on data: every query attends to all cache positions, and a mask, computed on the device from
+the lengths, hides the positions after each sequence's end. The keys and values of an
+encoder-decoder's sources are masked in the same way. A guard refuses operations that cannot be
+recorded. On a CPU the same forward passes run without recording, for tests.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import cached_property
 from threading import Lock
 from time import perf_counter
 from typing import Any
@@ -24,54 +27,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError, log_error_kind
+from foretoken.media.inputs import Media
 from foretoken.models.base import Blocks, Capabilities, Model, count_block_tokens
 from foretoken.models.row_slots import LONG_ROW_OFFSET, check_lengths, check_room, pad_blocks
 from foretoken.models.stock.attention import HiddenStatesRecorder, NeededPositions, RaggedTwin
-from foretoken.models.stock.cache import (
-    CAPACITY_MULTIPLE,
-    RaggedCache,
-    make_cache_argument,
-    make_ragged_cache,
-)
+from foretoken.models.stock.cache import make_cache_argument, make_ragged_cache
 from foretoken.models.stock.compiled import CompiledLayers
-from foretoken.models.stock.model import CausalModel
+from foretoken.models.stock.fixed_cache import (
+    FixedCache,
+    FixedDecoderCache,
+    round_up_slots,
+    round_up_to_power_of_two,
+)
+from foretoken.models.stock.media import MediaObjections, get_forward_parameters
+from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.stock.selfcheck import CheckedBackend
 from foretoken.models.stock.sizes import make_empty_logits
 from foretoken.slow_log import log_if_slow
 from foretoken.transfer import send
 
 log = logging.getLogger(__name__)
-
-
-class FixedCache(RaggedCache):
-    """A cache whose numbers of slots and positions are rounded up to a few sizes and never
-    shrink."""
-
-    def __init__(self, layers: list[Any], device: torch.device) -> None:
-        super().__init__(layers, 0, device)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The number of slots, and of positions per slot. Growth replaces the tensors."""
-        return self.rows, self.capacity
-
-    def reserve(self, rows: int, num_positions: int) -> None:
-        """Make room for `rows` slots of `num_positions` positions, both rounded up to a power of
-        two (times 64 for positions)."""
-        shape = (
-            max(self.rows, round_up_to_power_of_two(rows)),
-            max(self.capacity, round_up_slots(num_positions)),
-        )
-        if shape != self.shape:
-            self.grow(*shape)
-
-    def lay_out(self, offset: Tensor, width: int, end: int) -> None:
-        """Set the positions of the next `width` tokens of each slot b, after its offset[b] cached
-        tokens. The forward pass attends to the first `end` positions. `offset` is on the device; no
-        shape depends on its values."""
-        self.offset, self.width, self.end = offset, width, end
-        self.row = torch.arange(len(offset), device=self.device)[:, None]
-        self.positions = offset[:, None] + torch.arange(width, device=self.device)
 
 
 class RecordingGuard(TorchDispatchMode):
@@ -115,16 +90,6 @@ def copies_between_devices(args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
     return len(device_types) > 1
 
 
-def round_up_to_power_of_two(n: int) -> int:
-    """Return the smallest power of two that is at least n; 0 for 0."""
-    return 1 << (n - 1).bit_length() if n else 0
-
-
-def round_up_slots(slots: int) -> int:
-    """Return the smallest capacity, 64 times a power of two, with room for this many positions."""
-    return CAPACITY_MULTIPLE * round_up_to_power_of_two(-(-slots // CAPACITY_MULTIPLE))
-
-
 def round_up_width(tokens: int) -> int:
     """Return the smallest recorded width with room for this many tokens: 1 + gamma for a gamma that
     is 0 or a power of two (1, 2, 3, 5, 9, 17, ...)."""
@@ -153,30 +118,57 @@ class GraphModel(Model):
     may_compile = False  # whether `prepare` compiles the layers
 
     def __init__(self, model: PreTrainedModel, compiled: bool = False) -> None:
-        if model.config.is_encoder_decoder:
-            raise RefusedError("graphs support no encoder-decoders; give runtime='transformers'")
-        self.eager = CausalModel(model)
+        encodes = model.config.is_encoder_decoder
+        if encodes and compiled:
+            raise RefusedError("layers of encoder-decoders are not compiled; give runtime='graphs'")
+        self.eager = (Seq2SeqModel if encodes else CausalModel)(model)
+        model = self.eager.model if encodes else model  # it may be within the user's model
         self.model, self.device = model, self.eager.device
         self.compute_dtype = self.eager.compute_dtype
         self.context, self._max_context = self.eager.context, self.eager.max_context
         self.vocab_size = self.eager.vocab_size
         self.twin = RaggedTwin(model)
-        self.cache = FixedCache(make_ragged_cache(model, 0).layers, self.device)
+        self.cache: Any = FixedCache(make_ragged_cache(model, 0).layers, self.device)
+        if isinstance(self.eager, Seq2SeqModel):
+            self._add_encoder(self.eager)
         self.layers = CompiledLayers(self.twin.model, self.cache) if compiled else None
         self.runtime = "compiled" if compiled else "graphs"
-        self.passes: dict[tuple[int, int, int], GraphPass] = {}  # by number of slots, width and end
+        # by number of slots, width, end and source end
+        self.passes: dict[tuple[int, int, int, int], GraphPass] = {}
         self.shape = self.cache.shape  # the shape for which `passes` were recorded
         self.pool: Any = None
         self.offset: Tensor | None = None  # lengths by slot, on the device; None: not sent yet
 
     def prepare(self) -> None:
-        if self.may_compile and self.layers is None:
+        if self.may_compile and self.layers is None and not self.encoder_decoder:
             self.layers, self.runtime = CompiledLayers(self.twin.model, self.cache), "compiled"
             self.passes.clear()
             start = perf_counter()
             with log_if_slow(log, "compiling the layers of %s", type(self.model).__name__):
                 rehearse(self)
             log.info("compiling took %.0f s", perf_counter() - start)
+
+    def _add_encoder(self, eager: Seq2SeqModel) -> None:
+        """Set the attributes of an encoder-decoder. `eager` runs the encoder."""
+        self.capabilities = replace(self.capabilities, media=True)
+        self.encoder_decoder, self.joining_media = True, []
+        self.needs_media, self._objections = eager.needs_media, MediaObjections(eager.full_model)
+        self.source_context = eager.source_context
+        self.source_vocab_size = eager.source_vocab_size
+        self.shared_encoder_states = eager.shared_encoder_states
+        decoder: Any = self.model.get_decoder()
+        has_source_mask = "encoder_attention_mask" in get_forward_parameters(type(decoder))
+        own, cross = (make_ragged_cache(self.model, 0).layers for _ in range(2))
+        self.cache = FixedDecoderCache(own, cross, self.device, has_source_mask)
+
+    def find_media_problem(self, media: Media) -> str | None:
+        if not self.capabilities.media:
+            return super().find_media_problem(media)
+        return self._objections.to(media, lambda: GraphModel(self.eager.full_model))
+
+    @cached_property
+    def encoder_key(self) -> str | None:
+        return self.eager.encoder_key
 
     @property
     def lengths(self) -> list[int]:
@@ -191,8 +183,13 @@ class GraphModel(Model):
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        self.cache.join(self.eager.prefill(prompts))
-        self.offset = None
+        if self.encoder_decoder:
+            self.eager.joining_media, self.joining_media = self.joining_media, []
+        joining = self.eager.prefill_joining(prompts, sources)
+        self.encoder_seconds = self.eager.encoder_seconds
+        if joining is not None:
+            self.cache.join(joining)
+            self.offset = None
 
     @torch.inference_mode()
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
@@ -255,7 +252,8 @@ class GraphModel(Model):
             self.passes.clear()
             self.shape = self.cache.shape
             self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
-        if (rows, width, end) not in self.passes:
+        key = rows, width, end, self.cache.source_end
+        if key not in self.passes:
             layers = self.layers if width <= MAX_RECORDED_WIDTH else None
 
             def forward(ids: Tensor, lengths: Tensor, firsts: Tensor, watched: bool) -> PassOutputs:
@@ -264,29 +262,34 @@ class GraphModel(Model):
 
             guard = RecordingGuard(type(self.model).__name__)
             shape = rows, width
-            self.passes[rows, width, end] = GraphPass(forward, guard, shape, self.device, self.pool)
-        return self.passes[rows, width, end]
+            self.passes[key] = GraphPass(forward, guard, shape, self.device, self.pool)
+        return self.passes[key]
 
     def _forward(self, ids: Tensor, lengths: Tensor, firsts: Tensor, end: int) -> PassOutputs:
         """Run a forward pass over new tokens `ids` `[slots, width]`. In slot b they follow
         lengths[b] cached tokens. No shape depends on the tensors' values."""
         self.cache.lay_out(lengths, ids.shape[1], end)
+        recorder = HiddenStatesRecorder()
+        with self.twin(self.cache, recorder) as model:
+            logits = model(
+                **self._make_inputs(ids, firsts), use_cache=True, return_dict=True
+            ).logits
+        self.cache.advance([0] * len(self.cache.lengths))
+        return logits, recorder.hidden
+
+    def _make_inputs(self, ids: Tensor, firsts: Tensor) -> dict[str, Any]:
+        """Return the arguments of the forward for new tokens `ids`, and the cache."""
+        if isinstance(self.eager, Seq2SeqModel):
+            cache = self.cache.cross_cache
+            inputs = self.eager.make_decoder_inputs(ids, cache)
+            return inputs | make_cache_argument(self.model, cache)
         positions = self.cache.positions
         if self._max_context is not None:
             positions = positions.clamp(max=self._max_context - 1)  # padding only
         if self._max_context != self.context:
             positions = positions + firsts[:, None]
-        recorder = HiddenStatesRecorder()
-        with self.twin(self.cache, recorder) as model:
-            logits = model(
-                input_ids=ids,
-                position_ids=positions,
-                **make_cache_argument(self.model, self.cache),
-                use_cache=True,
-                return_dict=True,
-            ).logits
-        self.cache.advance([0] * len(self.cache.lengths))
-        return logits, recorder.hidden
+        inputs = {"input_ids": ids, "position_ids": positions}
+        return inputs | make_cache_argument(self.model, self.cache)
 
 
 class GraphPass:
@@ -375,7 +378,7 @@ def rehearse(model: GraphModel) -> GraphModel:
     """Run and record a few short forward passes, and return the model. Raises RefusedError if they
     cannot be recorded."""
     try:
-        model.start([[0]])
+        model.start([[0]], [[0]] if model.encoder_decoder else None)
         for blocks in REHEARSAL_BLOCKS:
             model.score(blocks, [1])
         model.leave([0])

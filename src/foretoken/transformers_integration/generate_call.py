@@ -189,7 +189,7 @@ class GenerateCall:
     @contextmanager
     def share_encoder_states(self, target: Model) -> Iterator[None]:
         """While the `with` block runs, let the target use the encoder's hidden states from the
-        call. Targets on other backends than torch encode the sources again."""
+        call. Targets on the native decoder encode the sources again."""
         has_ids = self.inputs is not None and not self.inputs.is_floating_point()
         shared = target.shared_encoder_states
         if not has_ids or shared is None:

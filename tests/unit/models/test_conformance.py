@@ -157,6 +157,7 @@ CASES = {
     "torch, encoder": Case(Seq2SeqModel, t5, 1e-9, exact=True, double=True),
     "torch, states": Case(CausalModel, hybrid, 1e-4, exact=True),
     "graphs": Case(GraphModel, within=1e-9, exact=True, double=True),
+    "graphs, encoder": Case(GraphModel, t5, 1e-9, exact=True, double=True),
     "row by row": Case(RowwiseModel, within=1e-9, exact=True, double=True),
     "row by row, encoder": Case(RowwiseModel, t5, 1e-9, exact=True, double=True),
     "row by row, states": Case(RowwiseModel, rwkv, 1e-4, exact=True),
@@ -196,8 +197,15 @@ SHARING = ("copy over rows", "another vocabulary")  # models that need no memory
 PROVED = {  # ability -> cases by which a test below proves it
     "memory": ("torch", "torch, encoder", "native", "native, encoder", *SHARING),
     "prefix_cache": ("native", "native, int4", "native, states"),
-    "hidden": ("torch", "torch, encoder", "graphs", "native", "native, encoder"),
-    "tensors": ("graphs",),
+    "hidden": (
+        "torch",
+        "torch, encoder",
+        "graphs",
+        "graphs, encoder",
+        "native",
+        "native, encoder",
+    ),
+    "tensors": ("graphs", "graphs, encoder"),
     "chain": tuple(name for name in CASES if name.startswith(("native", "copy"))),
     "taps": ("torch", "torch, encoder", "native", "native, encoder"),
 }
@@ -531,7 +539,7 @@ def test_sources_are_needed(name: str) -> None:
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize("form", [Seq2SeqModel, RowwiseModel, native()])
+@pytest.mark.parametrize("form", [Seq2SeqModel, GraphModel, RowwiseModel, native()])
 def test_sources_have_a_limit_of_their_own(form: Callable[[Any], Model]) -> None:
     model = form(tiny_families.build("BART"))
     assert (model.context, model.source_context, model.source_vocab_size) == (128, 128, 64)

@@ -16,16 +16,20 @@ from foretoken.errors import RefusedError
 from foretoken.loading.facts import ModelFacts, Placement
 from foretoken.loading.runtimes.place import place
 from foretoken.models.graphs import (
-    FixedCache,
     GraphModel,
     GraphPass,
     RecordingGuard,
     rehearse,
-    round_up_slots,
-    round_up_to_power_of_two,
     round_up_width,
 )
+from foretoken.models.stock import attention
 from foretoken.models.stock.cache import RaggedCache, RaggedLayer
+from foretoken.models.stock.fixed_cache import (
+    FixedCache,
+    FixedDecoderCache,
+    round_up_slots,
+    round_up_to_power_of_two,
+)
 from foretoken.models.stock.selfcheck import (
     CheckedBackend,
     CheckedSequences,
@@ -92,11 +96,8 @@ def test_the_guard_lets_fixed_shapes_through_and_names_others() -> None:
                 depends()
 
 
-CAUSAL = [name for name in FAMILIES if not build(name).config.is_encoder_decoder]
-
-
-@pytest.mark.daily("Llama", "Gemma 2", "GPT-2")
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.daily("Llama", "Gemma 2", "GPT-2", "T5", "BART")
+@pytest.mark.parametrize("name", FAMILIES)
 def test_ragged_equals_alone(name: str) -> None:
     """Joins, rollbacks, growth, repeated rows and leaves; float32 casts within families allowed."""
     pairs.must_record(name)
@@ -122,11 +123,30 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("bug", PLANTED)
+def sends_once(self: FixedDecoderCache, lengths: list[int]) -> None:
+    if len(self.source_lengths) != self.rows:
+        self.source_lengths = torch.tensor([*lengths, *[1] * (self.rows - len(lengths))])
+
+
+PLANTED_IN_SOURCES: dict[str, tuple[Any, str, Any]] = {
+    "sources change places": (FixedDecoderCache, "_send_source_lengths", sends_once),
+    "padding of sources is seen": (
+        FixedDecoderCache, "_send_source_lengths",
+        lambda self, lengths: setattr(self, "source_lengths", torch.full((self.rows,), 64)),
+    ),
+    "a bias from the longest sequence": (attention, "shift_bias", lambda cache, bias: bias),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", [*PLANTED, *PLANTED_IN_SOURCES])
 def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(*PLANTED[bug])
+    monkeypatch.setattr(*(PLANTED | PLANTED_IN_SOURCES)[bug])
+    model = build("Llama" if bug in PLANTED else "T5")
     with pytest.raises(RefusedError, match="not exact over fixed shapes"):
-        check(build("Llama"), CheckedBackend("fixed shapes", GraphModel))
+        check(model, CheckedBackend("fixed shapes", GraphModel))
+
+
+CAUSAL = ["Llama", "Mistral", "Gemma 2", "GPT-2", "OPT", "Mixtral"]
 
 
 class Work(TorchDispatchMode):
@@ -143,8 +163,8 @@ class Work(TorchDispatchMode):
         return result
 
 
-@pytest.mark.daily("Llama", "Gemma 2", "GPT-2")
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma 2", "GPT-2", "OPT", "Mixtral"])
+@pytest.mark.daily("Llama", "Gemma 2", "GPT-2", "T5")
+@pytest.mark.parametrize("name", [*CAUSAL, "T5", "BART", "Marian"])
 def test_no_number_changes_the_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a recording holds must be all there is to do at any lengths and for any ids."""
     pairs.must_record(name)
@@ -182,7 +202,7 @@ def test_few_passes_serve_all() -> None:
     assert 0 < len(passes) <= 3 * 4  # rows of 4, 2 and 1, widths of 1, 2, 3 and 5
     pair.generate(PROMPTS, max_new_tokens=30, gamma=4)
     assert all(pair.target.passes[key] is one for key, one in passes.items())
-    assert {width for _, width, _ in pair.target.passes} <= {1, 2, 3, 5}
+    assert {width for _, width, *_ in pair.target.passes} <= {1, 2, 3, 5}
 
 
 def test_what_a_shape_holds_beside_the_blocks_is_padding() -> None:
@@ -203,7 +223,27 @@ def test_growth_makes_all_anew() -> None:
     model.start([[5] * 70])
     model.score([[7], [8]], [1, 1])
     assert before not in model.passes.values()
-    assert set(model.passes) == {(2, 1, 128)}
+    assert set(model.passes) == {(2, 1, 128, 0)}
+
+
+def test_sources_have_a_capacity_of_their_own() -> None:
+    """Growth makes passes anew; sources that leave make room for passes over fewer positions, in
+    the same tensors."""
+    model = GraphModel(pairs.target("T5"))
+    model.start([[5, 6]], [[7] * 9])
+    model.score([[7]], [1])
+    keys = model.cache.cross.layers[0].arrays[0]
+    model.start([[5]], [[7] * 64])
+    model.score([[7], [8]], [1, 1])
+    assert set(model.passes) == {(2, 1, 64, 64)} and keys.shape[2] == 64
+    model.start([[5]], [[8] * 65])
+    model.score([[7], [8], [9]], [1, 1, 1])
+    assert set(model.passes) == {(4, 1, 64, 128)}
+    kept, keys = dict(model.passes), model.cache.cross.layers[0].arrays[0]
+    model.leave([2])
+    model.score([[7], [8]], [1, 1])
+    assert set(model.passes) == {*kept, (2, 1, 64, 64)}
+    assert model.cache.cross.layers[0].arrays[0] is keys and keys.shape[2] == 128
 
 
 def test_what_looks_at_its_numbers_is_refused_by_name() -> None:
@@ -217,11 +257,9 @@ def test_what_looks_at_its_numbers_is_refused_by_name() -> None:
     assert place(ModelFacts(model), Placement()).model.runtime == "transformers"
 
 
-def test_encoder_decoders_and_int8_are_refused() -> None:
-    with pytest.raises(
-        RefusedError, match="support no encoder-decoders; give runtime='transformers'"
-    ):
-        place(ModelFacts(build("T5")), Placement(runtime="graphs"))
+def test_compiled_encoder_decoders_and_int8_are_refused() -> None:
+    with pytest.raises(RefusedError, match="encoder-decoders are not compiled"):
+        place(ModelFacts(build("T5")), Placement(runtime="compiled"))
     with pytest.raises(RefusedError, match="only on the native decoder, not on graphs"):
         place(ModelFacts(build("Llama")), Placement(runtime="graphs", dtype="int8"))
 

@@ -58,12 +58,14 @@ from tiny import llama
 FAMILIES = [*DECODERS, *ENCODERS]
 Family = Callable[[], Made]
 QUICK = ["llava", "qwen3_5", "whisper", "canary", "gemma3 natively", "trocr natively"]
+QUICK += ["whisper on graphs", "speech2text on graphs"]
 
 
 def over(native: list[Family], torch: list[Family]) -> Any:
     """Cases of families on runtimes."""
     cases = [(f, "transformers", f.__name__) for f in torch]
     cases += [(f, "native", f"{f.__name__} natively") for f in native]
+    cases += [(f, "graphs", f"{f.__name__} on graphs") for f in torch if f in ENCODERS]
     return pytest.mark.parametrize(
         ("family", "runtime"),
         [

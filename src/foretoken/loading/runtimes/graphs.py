@@ -10,6 +10,7 @@ from foretoken.loading.runtimes.stock import require_precision
 from foretoken.models.base import Model
 from foretoken.models.graphs import GRAPHS_FORM, GraphModel, rehearse
 from foretoken.models.stock.check_results import run_self_check
+from foretoken.models.stock.media import get_language_model
 
 if TYPE_CHECKING:
     from foretoken.loading.facts import ModelFacts, Placement
@@ -20,7 +21,9 @@ def find_refusal(model: ModelFacts, placement: Placement) -> str | None:
     if placement.taps:
         return f"{placement.runtime} does not expose the hidden states that the draft uses"
     try:
-        run_self_check(model.structure, GRAPHS_FORM)
+        network = get_language_model(model.structure)
+        encodes = network.config.is_encoder_decoder
+        run_self_check(network if encodes else model.structure, GRAPHS_FORM)
     except RefusedError as error:
         return str(error)
     return None

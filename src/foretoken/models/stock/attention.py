@@ -145,7 +145,13 @@ def ragged_mask(
     """
     if not isinstance(q_offset, Tensor):
         return sdpa_mask(
-            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, **kwargs
+            batch_size,
+            q_length,
+            kv_length,
+            q_offset,
+            kv_offset,
+            mask_function,
+            **_keep_source_mask(kwargs),
         )
     device = kwargs["device"]
     b = torch.arange(batch_size, device=device)[:, None, None, None]
@@ -159,9 +165,17 @@ def ragged_eager_mask(batch_size: int, q_length: int, kv_length: int, **kwargs: 
     """Return `ragged_mask` in the additive form: 0 or the dtype's lowest value, which eager
     attention adds to its scores."""
     if not isinstance(kwargs.get("q_offset"), Tensor):
-        return eager_mask(batch_size, q_length, kv_length, **kwargs)
+        return eager_mask(batch_size, q_length, kv_length, **_keep_source_mask(kwargs))
     mask = ragged_mask(batch_size, q_length, kv_length, **kwargs)
     return to_additive_mask(mask, torch.zeros((), dtype=kwargs["dtype"], device=kwargs["device"]))
+
+
+def _keep_source_mask(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a mask. A decoder's mask of its sources is never left out: to find
+    out whether it hides anything, the host would wait for the device."""
+    if FORWARD_CONTEXT.get().cache is None or kwargs.get("attention_mask") is None:
+        return kwargs
+    return kwargs | {"allow_is_bidirectional_skip": False}
 
 
 def to_additive_mask(mask: Tensor | None, bias: Tensor) -> Tensor:
@@ -224,7 +238,7 @@ def shift_bias(cache: RaggedCache, bias: Tensor) -> Tensor:
     slots = torch.arange(bias.shape[-1], device=bias.device)
     index = (slots + (cache.max_context - cache.offset)[:, None]).clamp(max=bias.shape[-1] - 1)
     index = index[:, None, None].expand(-1, bias.shape[1], bias.shape[2], -1)
-    return bias.expand(len(cache.lengths), -1, -1, -1).gather(-1, index)
+    return bias.expand(len(cache.offset), -1, -1, -1).gather(-1, index)
 
 
 def can_stack_queries(query: Tensor, mask: Tensor | None) -> bool:

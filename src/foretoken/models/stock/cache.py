@@ -326,6 +326,11 @@ class CrossCache(EncoderDecoderCache):
         for layer in self.cross.list_filled_parts():
             layer.expose(len(self.cross.lengths), self.cross.end)
 
+    @property
+    def source_shape(self) -> tuple[int, int]:
+        """The number of sequences, and of source positions to which a forward pass attends."""
+        return len(self.cross.lengths), max(self.cross.lengths)
+
     def make_source_mask(self) -> Tensor | None:
         """Return a mask `[B, S]` in slot order, with 0 at the padding of sources; None if no source
         is padded."""

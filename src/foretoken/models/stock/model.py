@@ -149,19 +149,23 @@ class StockModel(TorchModel):
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        if not self.lengths and prompts:
+            self.twin.renew()
+        joining = self.prefill_joining(prompts, sources)
+        if self.lengths and joining is not None:
+            self.cache.join(joining)
+        elif joining is not None:
+            self.cache = joining
+
+    def prefill_joining(self, prompts: list[list[int]], sources: list[list[int]] | None) -> Any:
+        """Return a new cache of `prompts` with the media in `joining_media`; None if there are no
+        prompts."""
         media, self.joining_media = self.joining_media, []
         if not prompts:
-            return
-        if not self.lengths:
-            self.twin.renew()
+            return None
         if any(media):
-            joining = self._prefill_each(prompts, sources, media)
-        else:
-            joining = self.prefill(prompts, sources)
-        if self.lengths:
-            self.cache.join(joining)
-        else:
-            self.cache = joining
+            return self._prefill_each(prompts, sources, media)
+        return self.prefill(prompts, sources)
 
     def _prefill_each(
         self,
@@ -435,6 +439,11 @@ class Seq2SeqModel(StockModel):
         return output.last_hidden_state
 
     def _make_inputs(self, ids: Tensor, cache: CrossCache) -> dict[str, Any]:
+        return self.make_decoder_inputs(ids, cache)
+
+    def make_decoder_inputs(self, ids: Tensor, cache: CrossCache) -> dict[str, Any]:
+        """Return the arguments of the decoder's forward pass over new tokens `ids`, `[B, width]`,
+        except the cache. The cache has the positions of these tokens, and the encoder's output."""
         positions, mask = (
             {"decoder_position_ids": cache.decoder.positions},
             cache.make_source_mask(),
@@ -454,5 +463,5 @@ class Seq2SeqModel(StockModel):
         zeros of the same shape instead, since the decoder then uses only the shape."""
         if cache.states is not None:
             return cache.states
-        shape = len(cache.cross.lengths), max(cache.cross.lengths), self._encoder_width
+        shape = *cache.source_shape, self._encoder_width
         return torch.zeros((), dtype=self.model.dtype, device=self.device).expand(shape)

@@ -116,6 +116,9 @@ def test_it_is_chosen_by_name_or_for_long_runs() -> None:
         model.prepare()
         assert model.runtime == ("graphs" if named else "compiled")
     assert place(facts, Placement(runtime="graphs")).model.may_compile is False
+    model, _ = graphs.build(ModelFacts(pairs.random("T5", 0)), Placement(runtime="graphs"))
+    model.prepare()
+    assert model.may_compile and model.runtime == "graphs"
 
 
 def test_a_speculator_prepares_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
