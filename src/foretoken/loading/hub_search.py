@@ -153,9 +153,9 @@ def _compute_size(info: ModelInfo) -> int | None:
 
 
 def _search_siblings(api: Any, target: ModelInfo, original: str) -> list[DraftCandidate]:
-    """Return "mtp", if the original's config states layers for multi-token prediction, and the
-    smaller models of its owner and family with as many tokens. `original`: the model that the
-    target is a quantized copy of, else the target."""
+    """Return "mtp", if the config of `original` states layers for multi-token prediction, and the
+    smaller models by the same owner, in the same family and with the same vocabulary size.
+    `original`: the model that the target is a quantized copy of, or else the target itself."""
     config = _fetch_config(api, original)
     drafts = [DraftCandidate("mtp", "mtp", "built-in")] if count_mtp_layers(config) else []
     info = target if target.id == original else _find_model(api, original)

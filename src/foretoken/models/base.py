@@ -72,7 +72,8 @@ class Capabilities:
     backend declares its abilities once, as a class attribute.
 
     Attributes:
-        tensors: Blocks may be a tensor on the device, so that the host need not know the tokens.
+        tensors: The new tokens of a forward pass may be a tensor on the device, so that the host
+            need not know them.
         batch_invariant: Logits depend only on the sequence: they are bitwise equal in any batch and
             for any split of the sequence into blocks.
         media: Prompts may contain images and audio (`joining_media`, `find_media_problem`).

@@ -387,7 +387,9 @@ def rehearse(model: GraphModel) -> GraphModel:
     except RefusedError:
         raise
     except Exception as error:  # recording raises many classes of errors
-        raise RefusedError(f"it cannot be recorded as a graph: {log_error_kind(error)}") from error
+        name = type(model.model).__name__
+        problem = f"{name} cannot be recorded as a CUDA graph: {log_error_kind(error)}"
+        raise RefusedError(problem) from error
     return model
 
 

@@ -271,7 +271,7 @@ def test_a_rehearsal_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None
     model = rehearse(GraphModel(build("Llama")))
     assert model.cache.lengths == []
     monkeypatch.setattr(GraphPass, "__call__", fails)
-    with pytest.raises(RefusedError, match="cannot be recorded as a graph: RuntimeError$") as error:
+    with pytest.raises(RefusedError, match="recorded as a CUDA graph: RuntimeError$") as error:
         rehearse(GraphModel(build("Llama")))
     assert "operation not permitted" in str(error.value.__cause__)
 

@@ -1,9 +1,9 @@
 """Makes the kernels' `RecurrentMixer` from transformers' modules: short convolutions (LFM2), gated
 delta rules (Qwen3-Next, Qwen3.5, OLMo hybrid) and Mamba2 (Granite 4, Bamba).
 
-The outputs of the projections are, in this order: queries, keys, values and gates. A layer without
-a recurrence (LFM2) has the two factors of the convolution's input, then gates. Each head is padded
-to full vectors.
+The outputs of the projections are, in this order: queries, keys, values and gates. In a layer
+without a recurrence (LFM2), they are the two factors whose product is the convolution's input, then
+gates. Each head is padded to a multiple of the width of the kernels' vectors.
 """
 
 from __future__ import annotations

@@ -253,8 +253,8 @@ def build_blocks_draft(
         if _get_weight(end).shape[1] != H or (end is head and _get_weight(end).shape[0] != outputs):
             found = tuple(_get_weight(end).shape)
             raise InputError(
-                f"the {name} has shape {found}, but the draft has hidden size {H} and {outputs} "
-                "output tokens; give a draft for this target"
+                f"the {name} has shape {found}, but the draft has hidden size {H} and a "
+                f"vocabulary of {outputs} tokens; give a draft for this target"
             )
     with torch.device("meta"):
         network = build_network(parsed, hidden_size, V, outputs)

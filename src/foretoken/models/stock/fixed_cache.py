@@ -100,8 +100,9 @@ class FixedDecoderCache(FixedCache):
         self._send_source_lengths([self.cross.lengths[b] for b in self.order])
 
     def _send_source_lengths(self, lengths: list[int]) -> None:
-        """Set `source_lengths` of the first slots, if they differ from what it has. Other slots may
-        have any length but 0, as a mask that hides all keys gives NaN."""
+        """Write the lengths of the first slots' sources to `source_lengths`, unless it has them
+        already. The entries of other slots are not used, but must not be 0: a mask that hides all
+        keys gives NaN."""
         if len(self.source_lengths) != self.rows:
             self.source_lengths = torch.ones(self.rows, dtype=torch.long, device=self.device)
             self._sent = []
