@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from foretoken.drafters.base import Draft, Drafter, pack, require_drafter, require_vocabulary
-from foretoken.drafters.mixture import join_distributions, join_tops
+from foretoken.drafters.mixture import extend_tokens, join_distributions, join_tops
 from foretoken.models.base import Model
 from foretoken.sampling.draw import Draw
-from foretoken.transfer import to_list
 
 
 class DrafterChoice(Drafter):
@@ -68,10 +67,9 @@ class DrafterChoice(Drafter):
         used = [draft for draft, budget in zip(drafts, budgets, strict=True) if any(budget)]
         if len(used) < 2:
             return used[0] if used else drafts[0]
-        tokens = [
-            [x for draft in used for x in to_list(draft.tokens)[b][: int(draft.lengths[b])]]
-            for b in range(len(gamma))
-        ]
+        tokens: list[list[int]] = [[] for _ in gamma]
+        for draft in used:
+            extend_tokens(tokens, draft)
         packed = pack(tokens, join_distributions(used), max(draft.calls for draft in used))
         return replace(packed, tops=join_tops(used))
 
