@@ -32,7 +32,8 @@ class StepRecord:
             itself or from its grammar, not from the drafter.
         grade: The drafter's confidence in its draft tokens before verification: for a look-up, 0
             without a match, 1 after a short match, 2 after a longer match; 0 if the drafter reports
-            no confidence or gamma is fixed.
+            no confidence or gamma is fixed. For a draft "A+B", the index of the draft that drafted
+            (unless `predicted` is True).
 
     Examples:
         >>> import foretoken

@@ -50,7 +50,12 @@ class OutputPredictor(Protocol):
     """Proposes draft tokens without a drafter: from the request's prediction, or from earlier parts
     of the sequence."""
 
-    prior: tuple[float, float]  # expected acceptance, as `Costs.prior`
+    priors: tuple[tuple[float, float], ...]  # expected acceptance by grade, as `Drafter.priors`
+
+    @property
+    def grade(self) -> int:
+        """The confidence in the last prediction: an index into `priors`."""
+        ...
 
     def predict_next(self, new_tokens: list[int], max_tokens: int) -> list[int]:
         """Return at most `max_tokens` tokens that may follow the output `new_tokens`."""
@@ -118,8 +123,9 @@ class SequenceState:
     # the sequence's length when invalid draft logits last caused it to be prefilled again
     last_retry_length: int = 0
     grade: int = 0  # confidence in the next draft tokens: an index into `Drafter.priors`
-    # True: draft tokens come from `output_predictor`; if it has none, from the drafter
-    uses_prediction: bool = True
+    # True: draft tokens come from `output_predictor`; if it has none, from the drafter. None: no
+    # policy has decided, and only predictions of the highest grade are used
+    uses_prediction: bool | None = None
     start_time: float = 0.0  # when it first joined a batch, by `perf_counter`; 0: not yet
 
     @property
@@ -163,6 +169,20 @@ class SequenceState:
             if self.output_predictor is None
             else self.output_predictor.predict_next(self.new_tokens, max_tokens)
         )
+
+    @property
+    def is_prediction_confident(self) -> bool:
+        """True if the last prediction has the highest grade of its predictor."""
+        predictor = self.output_predictor
+        return predictor is not None and predictor.grade == len(predictor.priors) - 1
+
+    def find_predicted_draft(self, max_tokens: int) -> list[int]:
+        """Return at most `max_tokens` next tokens of the predicted output, if the next draft tokens
+        come from it, else []."""
+        if not max_tokens or self.uses_prediction is False:
+            return []
+        tokens = self.predict_tokens(max_tokens)
+        return tokens if self.uses_prediction or self.is_prediction_confident else []
 
     def find_forced_tokens(self, max_tokens: int) -> list[int]:
         """Return at most `max_tokens` next tokens that the grammar determines."""

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from exact.drafters import Certain, FunctionDrafter
 from exact.test_negative_controls import GridDraw, on_a_grid
-from exact.worlds import Case, Table, bias
+from exact.worlds import Case, Table, bias, distribution_of
 from foretoken.drafters.base import Draft
 from foretoken.drafters.cascade import CascadeDrafter
+from foretoken.drafters.choice import DrafterChoice
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.uniform import UniformDrafter
+from foretoken.request import Request
 from foretoken.sampling.acceptance_rules import EXACT_RULES, block, speculative
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import Purpose, SequenceKey
@@ -87,6 +89,28 @@ MIXTURES = {
 }
 
 
+class Switching(DrafterChoice):
+    """Chooses by the tokens that were committed."""
+
+    def propose(self, gamma, draw):
+        self.chosen = [int(text[-1] == 1) for text in self.parts[0].texts]
+        return super().propose(gamma, draw)
+
+
+CHOICES = {
+    "two-distributions": lambda: Switching(
+        [FunctionDrafter(distribution(Q, V)), FunctionDrafter(distribution(R, V))]
+    ),
+    "certain-or-not": lambda: Switching(
+        [Certain(distribution(Q, V)), FunctionDrafter(distribution(R, V))]
+    ),
+    "models-and-fewer": lambda: Switching(
+        [FunctionDrafter(distribution(Q, V), after=lambda q, x: q[x] < 0.5), lm(R)]
+    ),
+    "fixed": lambda: DrafterChoice([lm(Q), lm(R)]),
+}
+
+
 def case(drafter, rule=speculative, **changes) -> Case:
     return Case(lambda: table(P), drafter, rule, GAMMA, **changes)
 
@@ -103,6 +127,26 @@ def test_cascades(kind, rule, monkeypatch):
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_mixtures(kind, rule, monkeypatch):
     assert bias(case(MIXTURES[kind], EXACT_RULES[rule]), distribution(P, V), monkeypatch) < 1e-12
+
+
+@pytest.mark.parametrize("rule", EXACT_RULES)
+@pytest.mark.parametrize("kind", CHOICES)
+def test_choices(kind, rule, monkeypatch):
+    assert bias(case(CHOICES[kind], EXACT_RULES[rule]), distribution(P, V), monkeypatch) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["two-distributions", "certain-or-not"])
+def test_sequences_that_chose_otherwise_share_a_step(kind, monkeypatch):
+    """Their joint distribution is the product of the targets'."""
+    rows = tuple(Request([last], 100, SequenceKey(0, last)) for last in (0, 1))
+    found = distribution_of(case(CHOICES[kind], rows=rows, steps=1), monkeypatch)
+    firsts: dict[tuple[int, int], float] = {}
+    for (a, b), weight in found.items():
+        firsts[a[0], b[0]] = firsts.get((a[0], b[0]), 0.0) + weight
+    own = distribution(P, V)
+    assert len(firsts) == V * V
+    for (a, b), weight in firsts.items():
+        assert weight == pytest.approx(float(own((0,))[a] * own((1,))[b]), abs=1e-12)
 
 
 OWN = [
@@ -183,6 +227,16 @@ class FirstClaim(MixtureDrafter):
         return Draft(draft.tokens, draft.lengths, draft.q[:, :1].expand_as(draft.q))
 
 
+class ChosenByTokens(DrafterChoice):
+    """Chooses the second drafter where the first one drew 0: after the draw."""
+
+    def propose(self, gamma, draw):
+        self.chosen = [0] * len(gamma)
+        first = super().propose(gamma, draw)
+        self.chosen = [int(ids[:1] == [0]) for ids in first.tokens.tolist()]
+        return super().propose(gamma, draw)
+
+
 class TargetsClaim(LMDrafter):
     """Draws by its own temperature, and says that it was the target's."""
 
@@ -200,9 +254,12 @@ class TargetsClaim(LMDrafter):
         lambda: InnerClaim(table(M), lm(Q), 1),
         lambda: Choosy(table(M), lm(Q), 1),
         lambda: FirstClaim([(lm(Q), 1), (lm(R), None)]),
+        lambda: ChosenByTokens(
+            [FunctionDrafter(distribution(Q, V)), FunctionDrafter(distribution(R, V))]
+        ),
         lambda: TargetsClaim(table(Q), V, SamplingParams(temperature=0.4)),
     ],
-    ids=["inner-q", "drops", "first-q", "target-q"],
+    ids=["inner-q", "drops", "first-q", "chosen-late", "target-q"],
 )
 def test_lies_are_seen(liar, rule, monkeypatch):
     assert bias(case(liar, EXACT_RULES[rule]), distribution(P, V), monkeypatch) > VISIBLE
@@ -239,10 +296,10 @@ def test_noise_that_is_named_by_the_inner_step_alone(monkeypatch):
 
 @pytest.mark.prove
 @pytest.mark.parametrize("rule", EXACT_RULES)
-@pytest.mark.parametrize("kind", [*CASCADES, *MIXTURES])
+@pytest.mark.parametrize("kind", [*CASCADES, *MIXTURES, *CHOICES])
 @pytest.mark.parametrize(("size", "gamma", "steps"), [(3, 2, 2), (2, 3, 2), (2, 2, 3)])
 def test_proof_larger(size, gamma, steps, kind, rule, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "V", size)
-    drafter = (CASCADES | MIXTURES)[kind]
+    drafter = (CASCADES | MIXTURES | CHOICES)[kind]
     larger = Case(lambda: table(P), drafter, EXACT_RULES[rule], gamma, steps=steps)
     assert bias(larger, distribution(P, V), monkeypatch) < 1e-12

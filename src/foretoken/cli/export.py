@@ -156,6 +156,10 @@ def _strip_lookup(draft: str) -> str:
     """Return the folder or name of a draft. For lookup+DRAFT, return the folder or name of DRAFT,
     because vLLM cannot combine look-up with a draft."""
     main_draft = named_models.strip_lookup(draft)
+    if len(named_models.split_drafts(main_draft)) > 1:
+        raise InputError(
+            f"vLLM runs a single draft, not a choice among drafts; give one of {main_draft!r:.100}"
+        )
     if main_draft != draft:
         print("vLLM cannot combine look-up with a draft; look-up is left out", file=sys.stderr)
     return str(named_models.find_draft_folder(main_draft) or main_draft)

@@ -317,9 +317,10 @@ Target = Annotated[
 ]
 DRAFT_HELP = (
     "Draft: a folder, hub id or GGUF file, self, self:int8, self:LAYERS, lookup, mtp, copy, "
-    "uniform, none, or MODULE:ARGUMENT (your own drafter); lookup+DRAFT tries look-up first, then "
-    "DRAFT. Default: for novels and smollm2 the draft that ships with them, else lookup, or self "
-    "if serve or bench measured that it is faster."
+    "uniform, none, or MODULE:ARGUMENT (your own drafter); A+B, such as lookup+self:int4+DIR, uses "
+    "in each step the draft that is the fastest in this sequence. Default: for novels and smollm2 "
+    "the draft that ships with them, else lookup, or self if serve or bench measured that it is "
+    "faster."
 )
 Draft = Annotated[str | None, DRAFT_HELP]
 

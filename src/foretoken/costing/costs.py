@@ -69,6 +69,14 @@ class Costs:
         """A copy of these costs in which drafting takes no time, as with predicted output."""
         return replace(self, draft=((0, 0.0),))
 
+    def with_target_costs(self, costs: Costs) -> Costs:
+        """Return these costs with the times of the target's forward passes in `costs`, to compare
+        drafters of one target without the noise of two measurements."""
+        far = self.far
+        if far is not None:
+            far = None if costs.far is None else replace(far, score=costs.far.score)
+        return replace(self, score=costs.score, change=costs.change, far=far)
+
     def step_seconds(self, gamma: int, batch_size: int = 1) -> float:
         """Return the seconds of a step with `gamma` draft tokens for each of `batch_size`
         sequences."""

@@ -3,15 +3,15 @@ gamma).
 
 A policy depends on the sequences' step records, never on a clock. `AdaptiveGamma` takes frozen step
 costs and estimates of each sequence's acceptance, and chooses, for all sequences of a forward pass
-together, the draft tokens that give most new tokens per second. If a sequence has predicted output,
-its draft tokens can come from the predicted output instead of the drafter: both sources have
-acceptance estimates, and the better source is used. For a sequence with `deterministic` set, gamma
-is chosen as if the sequence were alone in the batch.
+together, the draft tokens that give most new tokens per second. A sequence's draft tokens may come
+from several sources: the drafters of a `DrafterChoice`, and predicted output. Each source has an
+acceptance estimate, and the source that is fastest for the sequence is used. For a sequence with
+`deterministic` set, gamma is chosen as if the sequence were alone in the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from foretoken.costing.costs import Costs, Numbers, costs_at_context
 from foretoken.records import StepRecord
-from foretoken.request import SequenceState
+from foretoken.request import OutputPredictor, SequenceState
 
 MAX_GAMMA = 16
 DRAFT_DEPTHS = np.arange(1, MAX_GAMMA + 1)
@@ -31,10 +31,12 @@ DRAFT_STEP_DECAY, PLAIN_STEP_DECAY = 0.94, 0.96
 MIN_PRIOR_WEIGHT = 0.04  # share of the prior's weight that never decays
 DEPTH_PRIOR_WEIGHT = 10.0  # weight of position i - 1's acceptance as the prior of position i
 REUSE_DECISION_STEPS = 4  # without draft tokens, choose only in every 4th step
+TRIAL_GAMMA = 4  # draft tokens assumed for a step that tries another drafter
 MAX_EXPLORATION_SHARE = 0.01  # share of the time that draft tokens may lose to try them
 SIZE_CHANGE_STEPS = 4.0  # expected steps until the pass size changes again; they share the cost
 CONTEXT_BUCKET_TOKENS = 256  # sequence lengths are rounded to multiples of this
 SILENT_SIZE_CHANGE_STEPS = 0.5  # the same if the drafter rarely proposes: the size changes back
+PREDICTED = -1  # number of the source "predicted output"; drafters have numbers from 0
 # last steps whose forced tokens are counted, and accepted forced tokens assumed at the start
 FORCED_WINDOW_STEPS, FORCED_PRIOR_TOKENS = 32, 4
 
@@ -120,13 +122,15 @@ class AdaptiveGamma:
     drafts: bool = True  # whether there is a drafter
     priors: tuple[tuple[float, float], ...] = ()  # by grade, for a drafter with `Grades`
     count_positions: CountPositions = count_no_padding  # of the target
+    # of a `DrafterChoice`: costs like `costs` and `single_costs` of each drafter, which is a grade
+    alternatives: tuple[tuple[Costs, Costs], ...] = ()
     _histories: list[tuple[SequenceState, AcceptanceHistory]] = field(
         default_factory=list[tuple[SequenceState, "AcceptanceHistory"]], init=False
     )
     _last_size: int = field(default=0, init=False)  # positions of the last forward pass
     # cached cost tables, with the arguments that they were computed for
     _table: tuple[Hashable, StepCostTable] | None = field(default=None, init=False)
-    _single_seq_tables: tuple[int, StepCostTable, StepCostTable] | None = field(
+    _single_seq_tables: tuple[int, list[StepCostTable], StepCostTable] | None = field(
         default=None, init=False
     )
 
@@ -158,9 +162,10 @@ class AdaptiveGamma:
         known = {id(seq): history for seq, history in self._histories}
         self._histories = [(seq, known.get(id(seq)) or self._make_history(seq)) for seq in seqs]
         for seq, history in self._histories:
-            for estimate in (*history.drafted, history.predicted):
-                if estimate is not None:
-                    estimate.add_new_steps(seq.records)
+            for estimate in history.drafted:
+                estimate.add_new_steps(seq.records)
+            if history.predicted is not None:
+                history.predicted.add_new_steps(seq.records, seq.new_tokens)
 
     def _choose_by_source(
         self, seqs: list[SequenceState], sources: list[AcceptanceEstimate], other_work: OtherWork
@@ -169,26 +174,24 @@ class AdaptiveGamma:
         draft tokens.
 
         Gamma is chosen first for each deterministic sequence by itself, then for all sequences with
-        predicted output together, and last for all sequences with the drafter together. Each of
+        predicted output together, and last for all sequences of each drafter together. Each of
         these groups counts the positions of earlier groups as other work.
         """
         gammas: dict[int, int] = {}  # by index
         for b, seq in enumerate(seqs):
             if seq.request.params.deterministic:
-                costs = self.single_costs or self.costs
                 (gammas[b],) = self._choose_for_source(
-                    [(seq, sources[b])], costs, NO_OTHER_WORK, _last_positions(seq)
+                    [(seq, sources[b])], NO_OTHER_WORK, _last_positions(seq), single=True
                 )
-        for predicted in (True, False):
-            group = [
-                b
-                for b, source in enumerate(sources)
-                if b not in gammas and source.predicted == predicted
-            ]
+        numbers = [self._number_source(source) for source in sources]
+        for number in sorted(set(numbers)):
+            group = [b for b, each in enumerate(numbers) if b not in gammas and each == number]
             if not group:
                 continue
             others = len(seqs) - len(group)
-            drafted = (gammas.get(b, 0) for b, each in enumerate(sources) if not each.predicted)
+            drafted = (
+                gammas.get(b, 0) for b, each in enumerate(numbers) if each == number != PREDICTED
+            )
             taken = OtherWork(
                 num_seqs=other_work.num_seqs + others,
                 positions=other_work.positions + others + sum(gammas.values()),
@@ -199,10 +202,20 @@ class AdaptiveGamma:
             pairs = [(seqs[b], sources[b]) for b in group]
             # a pass with prefill has another size anyway
             last = 0 if other_work.prefill_positions else self._last_size
-            gammas |= zip(
-                group, self._choose_for_source(pairs, self.costs, taken, last), strict=True
-            )
+            gammas |= zip(group, self._choose_for_source(pairs, taken, last), strict=True)
         return [gammas[b] for b in range(len(seqs))]
+
+    def _number_source(self, source: AcceptanceEstimate) -> int:
+        """Return the index of the source's drafter, or `PREDICTED`."""
+        if source.grade is None:
+            return PREDICTED
+        return source.grade if self.alternatives else 0
+
+    def _get_costs(self, number: int, *, single: bool) -> Costs:
+        """Return the costs of a source, given its number; `single`: for batch size 1."""
+        if self.alternatives:
+            return self.alternatives[max(number, 0)][single]
+        return (self.single_costs or self.costs) if single else self.costs
 
     def _can_reuse(self, seqs: list[SequenceState]) -> bool:
         """Return whether to repeat the last choice: if the sequences are the same, had no draft
@@ -221,41 +234,73 @@ class AdaptiveGamma:
 
     def _make_history(self, seq: SequenceState) -> AcceptanceHistory:
         expected = seq.output_predictor
-        priors = enumerate(self.priors or (self.costs.prior,))
+        alternatives = tuple(single.prior for _, single in self.alternatives)
+        priors = enumerate(alternatives or self.priors or (self.costs.prior,))
         return AcceptanceHistory(
             [AcceptanceEstimate(prior, grade) for grade, prior in priors],
-            None if expected is None else AcceptanceEstimate(expected.prior, None),
+            None if expected is None else PredictionHistory(expected),
         )
 
     def _pick_source(self, seq: SequenceState, history: AcceptanceHistory) -> AcceptanceEstimate:
-        """Choose the source of a sequence's draft tokens: the predicted output if it has a next
-        token and is the faster source for the sequence alone, else the drafter. Set the sequence's
-        `uses_prediction` and return the source's acceptance estimate."""
-        drafted, predicted = history.drafted[seq.grade], history.predicted
-        seq.uses_prediction = predicted is not None and bool(seq.predict_tokens(1))
-        if predicted is None or not seq.uses_prediction:
-            return drafted
-        if self.drafts:  # compare tokens per second, with the best gamma of each source
-            max_gamma, (with_draft, without) = (
-                min(seq.num_remaining - 1, MAX_GAMMA),
-                self._single_tables(seq),
-            )
-            seq.uses_prediction = find_best_token_rate(
-                predicted, max_gamma, without
-            ) >= find_best_token_rate(drafted, max_gamma, with_draft)
-        return predicted if seq.uses_prediction else drafted
+        """Choose the source of a sequence's draft tokens, and return its acceptance estimate: the
+        predicted output if it has a next token and is the fastest source for the sequence alone,
+        else the fastest drafter. Set the sequence's `uses_prediction` and, to choose a drafter,
+        its `grade`.
 
-    def _single_tables(self, seq: SequenceState) -> tuple[StepCostTable, StepCostTable]:
-        """Return two cost tables for batch size 1: with the drafter, and with draft tokens that
+        A prediction of low grade replaces only drafters that do not pay: where predictions are
+        right, drafters are better than on average, too.
+        """
+        predictions = history.predicted
+        seq.uses_prediction = predictions is not None and bool(seq.predict_tokens(1))
+        if not seq.uses_prediction and not self.alternatives:
+            return history.drafted[seq.grade]
+        max_gamma = min(seq.num_remaining - 1, MAX_GAMMA)
+        tables, without_drafting = self._single_tables(seq)
+        plain_rate = best_rate = 1 / without_drafting.seconds_by_gamma[0]
+        if self.alternatives:
+            rates = [
+                find_best_token_rate(estimate, max_gamma, table)
+                for estimate, table in zip(history.drafted, tables, strict=True)
+            ]
+            seq.grade = self._choose_alternative(seq, rates, tables)
+            best_rate = max(rates)
+        elif self.drafts:
+            best_rate = find_best_token_rate(history.drafted[seq.grade], max_gamma, tables[0])
+        if predictions is not None and seq.uses_prediction:
+            # if no source pays, the drafter: predictions are observed without being used
+            seq.uses_prediction = not self.drafts or (
+                (seq.is_prediction_confident or best_rate <= plain_rate)
+                and find_best_token_rate(predictions.next_estimate, max_gamma, without_drafting)
+                > best_rate
+            )
+            if seq.uses_prediction:
+                return predictions.next_estimate
+        return history.drafted[seq.grade]
+
+    def _choose_alternative(
+        self, seq: SequenceState, rates: list[float], tables: list[StepCostTable]
+    ) -> int:
+        """Return the index of the drafter with the most tokens per second, given in `rates`. Now
+        and then return another drafter, to try it again."""
+        best = rates.index(max(rates))
+        for i, table in enumerate(tables):
+            lost = table.seconds_by_gamma[TRIAL_GAMMA] * (1 - rates[i] / rates[best])
+            if i != best and _can_try(seq.records, i, lost, rates[best], table):
+                return i
+        return best
+
+    def _single_tables(self, seq: SequenceState) -> tuple[list[StepCostTable], StepCostTable]:
+        """Return cost tables for batch size 1: one for each drafter, and one with draft tokens that
         take no time."""
         length = count_context_buckets([seq])
         if self._single_seq_tables is None or self._single_seq_tables[0] != length:
-            costs = get_costs_at_length(self.single_costs or self.costs, [seq])
+            numbers = range(max(1, len(self.alternatives)))
+            costs = [get_costs_at_length(self._get_costs(n, single=True), [seq]) for n in numbers]
             self._single_seq_tables = (
                 length,
-                make_cost_table(costs, 1, count_positions=self.count_positions),
+                [make_cost_table(each, 1, count_positions=self.count_positions) for each in costs],
                 make_cost_table(
-                    costs.without_draft_seconds, 1, count_positions=self.count_positions
+                    costs[0].without_draft_seconds, 1, count_positions=self.count_positions
                 ),
             )
         return self._single_seq_tables[1:]
@@ -263,19 +308,24 @@ class AdaptiveGamma:
     def _choose_for_source(
         self,
         seqs: list[tuple[SequenceState, AcceptanceEstimate]],
-        costs: Costs,
         other_work: OtherWork,
         last: int,
+        *,
+        single: bool = False,
     ) -> list[int]:
         """Return gamma of these sequences for the step after a pass over `last` positions. All
-        sequences use the drafter, or all use predicted output. Now and then, a sequence whose best
-        gamma is 0 tries a few draft tokens."""
-        table = self._cost_table(costs, [seq for seq, _ in seqs], other_work, seqs[0][1].predicted)
+        sequences use the same drafter, or all use predicted output. `single`: use the costs for
+        batch size 1. Now and then, a sequence whose best gamma is 0 tries a few draft tokens of the
+        drafter."""
+        number = self._number_source(seqs[0][1])
+        table = self._cost_table(number, [seq for seq, _ in seqs], other_work, single=single)
         max_gammas = [min(seq.num_remaining - 1, MAX_GAMMA) for seq, _ in seqs]
         if table.num_seqs == 1:
             gamma = [choose_single_gamma(seqs[0][1], max_gammas[0], table, last)]
         else:
             gamma = allot_gammas([source for _, source in seqs], max_gammas, table, last)
+        if number == PREDICTED:  # observed without being tried
+            return gamma
         if self.count_positions(len(seqs), 1) is None:
             each = zip(gamma, max_gammas, seqs, strict=True)
             return [g or _choose_exploration(seq.records, n, table) for g, n, (seq, _) in each]
@@ -287,21 +337,16 @@ class AdaptiveGamma:
         return [min(tried, n) for n in max_gammas]
 
     def _cost_table(
-        self, costs: Costs, seqs: list[SequenceState], other_work: OtherWork, predicted: bool
+        self, number: int, seqs: list[SequenceState], other_work: OtherWork, *, single: bool
     ) -> StepCostTable:
         """Return the cost table for these sequences. The last table, which is valid for many steps,
         is cached here: a look-up in the cache of `make_cost_table` hashes all numbers of `costs`,
         which takes longer than the choice of gamma."""
-        key = (
-            costs is self.single_costs,
-            count_context_buckets(seqs),
-            len(seqs),
-            other_work,
-            predicted,
-        )
+        key = (number, single, count_context_buckets(seqs), len(seqs), other_work)
         if self._table is None or self._table[0] != key:
+            costs = self._get_costs(number, single=single)
             costs = get_costs_at_length(costs, seqs, other_work.num_seqs)
-            costs = costs.without_draft_seconds if predicted else costs
+            costs = costs.without_draft_seconds if number == PREDICTED else costs
             table = make_cost_table(costs, len(seqs), other_work, self.count_positions)
             self._table = key, table
         return self._table[1]
@@ -314,7 +359,7 @@ class AcceptanceEstimate:
     The estimate is a mean of beta = sum min(p, q) over verified draft tokens, because beta varies
     less than the share of accepted tokens; draft tokens after a rejection do not count. The
     estimate begins with `prior`: a number of draft tokens and their mean beta. Only steps in which
-    the drafter had this `grade` count; if `grade` is None, only steps with predicted output.
+    the drafter drafted with this `grade` count. `grade` is None for predicted output.
     """
 
     __slots__ = (
@@ -340,15 +385,20 @@ class AcceptanceEstimate:
     def add_step(self, step: StepRecord) -> None:
         """Add the sequence's next step."""
         self.steps += 1
-        if self.grade != (None if step.predicted else step.grade):
+        if step.predicted or step.grade != self.grade:
             return
         fade = DRAFT_STEP_DECAY if step.drafted else PLAIN_STEP_DECAY
+        self._asked = self._asked * fade + (step.gamma > 0)
+        self._drafted = self._drafted * fade + (step.drafted > 0)
+        self.add_overlaps(step.overlaps, fade)
+
+    def add_overlaps(self, overlaps: Sequence[float], fade: float) -> None:
+        """Add the beta of each verified draft token of a draft. The weights of earlier drafts
+        shrink by the factor `fade`."""
         self._hits = [hit * fade for hit in self._hits]
         self._seen = [count * fade for count in self._seen]
         self._worth = max(self._worth * fade, self._least)
-        self._asked = self._asked * fade + (step.gamma > 0)
-        self._drafted = self._drafted * fade + (step.drafted > 0)
-        for i, beta in enumerate(step.overlaps[:MAX_GAMMA]):
+        for i, beta in enumerate(overlaps[:MAX_GAMMA]):
             if i == len(self._seen):
                 self._hits.append(0.0)
                 self._seen.append(0.0)
@@ -359,11 +409,6 @@ class AcceptanceEstimate:
         """Add the steps of `records` that were not added yet."""
         for step in records[self.steps :]:
             self.add_step(step)
-
-    @property
-    def predicted(self) -> bool:
-        """True if this is the acceptance of predicted output, not of a drafter."""
-        return self.grade is None
 
     @property
     def survival(self) -> list[float]:
@@ -387,12 +432,48 @@ class AcceptanceEstimate:
         return (1 + self._drafted) / (1 + self._asked)
 
 
+class PredictionHistory:
+    """The acceptance of a sequence's predicted output, by grade, estimated from all output tokens.
+
+    The new tokens of each step are compared with what was predicted for them: up to the first token
+    that differs, then with the prediction after this token. So predictions are observed in all
+    steps, whatever the draft tokens came from, and need not be tried (as in Not-a-Bandit, arXiv
+    2510.20064). The output has the target's distribution, so the mean of a comparison is beta.
+    """
+
+    def __init__(self, predictor: OutputPredictor) -> None:
+        self.predictor, self.steps = predictor, 0
+        self.estimates = [AcceptanceEstimate(prior, None) for prior in predictor.priors]
+        self._start = 0  # output tokens that were compared
+
+    @property
+    def next_estimate(self) -> AcceptanceEstimate:
+        """The estimate for the prediction that was made last."""
+        return self.estimates[self.predictor.grade]
+
+    def add_new_steps(self, records: list[StepRecord], tokens: list[int]) -> None:
+        """Compare predictions with the new tokens of the steps that were not added yet. `tokens`:
+        the whole output."""
+        for step in records[self.steps :]:
+            self.steps += 1
+            end = self._start + len(step.new_tokens)
+            while self._start < end:
+                actual = tokens[self._start : end]
+                predicted = self.predictor.predict_next(tokens[: self._start], len(actual))
+                equal = [a == b for a, b in zip(predicted, actual, strict=False)]
+                compared = equal[: equal.index(False) + 1] if False in equal else equal
+                if compared:
+                    overlaps = [float(each) for each in compared]
+                    self.next_estimate.add_overlaps(overlaps, DRAFT_STEP_DECAY)
+                self._start += max(1, len(compared))
+
+
 class AcceptanceHistory(NamedTuple):
-    """The acceptance estimates of a sequence: one for each grade of the drafter, and one for
+    """The acceptance estimates of a sequence: one for each grade of the drafter, and those of
     predicted output (None without predicted output)."""
 
     drafted: list[AcceptanceEstimate]
-    predicted: AcceptanceEstimate | None
+    predicted: PredictionHistory | None
 
 
 class StepCostTable(NamedTuple):
@@ -591,3 +672,18 @@ def _choose_exploration(records: list[StepRecord], max_gamma: int, table: StepCo
         time += took
         lost += took - plain * (1 + step.accepted)
     return gamma if max(0.0, lost) + seconds[gamma] - plain <= MAX_EXPLORATION_SHARE * time else 0
+
+
+def _can_try(
+    records: list[StepRecord], grade: int, lost: float, best_rate: float, table: StepCostTable
+) -> bool:
+    """Return whether to try the drafter of this `grade` in a step although another drafter gives
+    more tokens per second, `best_rate`: whether the drafter's last steps and this step, expected to
+    lose `lost` seconds, lose little of the time."""
+    time = tried = 0.0
+    for step in records[-EXPLORATION_WINDOW_STEPS:]:
+        expected = (1 + step.accepted) / best_rate
+        time += expected
+        if step.grade == grade and not step.predicted:
+            tried += table.seconds_by_gamma[min(step.drafted, MAX_GAMMA)] - expected
+    return max(0.0, tried) + lost <= MAX_EXPLORATION_SHARE * time

@@ -22,6 +22,7 @@ from foretoken.costing.gamma import (
 from foretoken.costing.probe import PROBE_TOKENS, probe, probe_shared
 from foretoken.costing.stored_costs import DriftMonitor, StoredCosts, find_usable, load_or_measure
 from foretoken.drafters.base import Drafter, require_rewind
+from foretoken.drafters.choice import DrafterChoice
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.engine.core import EngineCore
@@ -47,8 +48,17 @@ class PairCosts:
     max_batch_size: int  # the largest batch size that costs are measured for
     name: str  # of the pair, for logs
     measured: dict[tuple[str, int], Costs] = field(default_factory=dict[tuple[str, int], Costs])
+    # of each drafter of a `DrafterChoice`, with the target
+    alternatives: list[PairCosts] = field(default_factory=list["PairCosts"], init=False)
     _policies: dict[int, AdaptiveGamma] = field(default_factory=dict[int, AdaptiveGamma])
     _monitors: dict[str, DriftMonitor] = field(default_factory=dict[str, DriftMonitor])
+
+    def __post_init__(self) -> None:
+        if isinstance(self.drafter, DrafterChoice):
+            self.alternatives = [
+                PairCosts(self.target, part, self.inputs, self.core, self.max_batch_size, self.name)
+                for part in self.drafter.parts
+            ]
 
     @property
     def drafts(self) -> bool:
@@ -63,8 +73,15 @@ class PairCosts:
 
         A measurement takes a second or more, and the models must be idle. `remeasure`: whether to
         measure again if real steps have contradicted the stored costs; None: only if no request
-        waits for the measurement.
+        waits for the measurement. For several drafters, measure all, and return the costs of the
+        first.
         """
+        if self.alternatives:
+            every = [
+                each.get_step_costs(params, batch_size, remeasure=remeasure)
+                for each in self.alternatives
+            ]
+            return every[0]
         batch_size, kind = self._round_batch_size(batch_size), costs.classify_sampling(params)
         if (kind, batch_size) not in self.measured:
             remeasure = self._may_measure(kind) if remeasure is None else remeasure
@@ -83,7 +100,11 @@ class PairCosts:
     ) -> tuple[Costs, Costs] | None:
         """Return the costs for batch size 1 and for batch sizes up to `batch_size`, without
         measuring; None if there are none. Costs of this process are preferred to costs on disk;
-        within each group, costs for the same kind of sampling (greedy or sampled) are preferred."""
+        within each group, costs for the same kind of sampling (greedy or sampled) are preferred.
+        For several drafters, return the costs of the first, if all have costs."""
+        if self.alternatives:
+            every = [each.find_nearest(params, batch_size) for each in self.alternatives]
+            return None if None in every else every[0]
         batch_size = self._round_batch_size(batch_size)
         kinds = sorted(
             costs.SAMPLING_KINDS, key=lambda kind: kind != costs.classify_sampling(params)
@@ -161,15 +182,26 @@ class PairCosts:
         forces. All calls with the same costs share one policy, which chooses for all sequences of a
         batch together.
         """
-        found = self.find_nearest(params, batch_size)
-        if found is None:
+        if self.find_nearest(params, batch_size) is None:
             self.ensure_costs([params], batch_size)
-            found = self.find_nearest(params, batch_size) or self.find_nearest(params)
-        if found is None:
+            if self.find_nearest(params, batch_size) is None:
+                batch_size = 1
+        if (found := self.find_nearest(params, batch_size)) is None:
             return ForcedTokensOnly()
         single, shared = found
+        every = [each.find_nearest(params, batch_size) for each in self.alternatives]
+        alternatives = tuple(
+            (each[1].with_target_costs(shared), each[0].with_target_costs(single))
+            for each in every
+            if each is not None
+        )
         policy = AdaptiveGamma(
-            shared, single, self.drafts, self.drafter.priors, self.target.count_padded_positions
+            shared,
+            single,
+            self.drafts,
+            self.drafter.priors,
+            self.target.count_padded_positions,
+            alternatives,
         )
         return self._policies.setdefault(id(shared), policy)
 
@@ -178,7 +210,10 @@ class PairCosts:
         self.measured |= measured
 
     def find_single_costs(self) -> Costs | None:
-        """Return the latest measured costs for batch size 1; None if there are none."""
+        """Return the latest measured costs for batch size 1; None if there are none. For several
+        drafters, return those of the first."""
+        if self.alternatives:
+            return self.alternatives[0].find_single_costs()
         measured = list(self.measured.items())  # a copy: another thread may add some
         single_costs = [each for (_, batch_size), each in measured if batch_size == 1]
         return single_costs[-1] if single_costs else None

@@ -22,8 +22,6 @@ SHORT_MATCH_TOKENS = 2
 # a draft ends before a token if the estimated probability that this token and all before it are
 # accepted is lower than this
 MIN_ACCEPTED_CHANCE = 0.1
-# `RepeatPrediction` replaces the drafter if at least this number of last tokens occurred before
-MIN_REPEATED_TOKENS = 4
 MAX_CONTINUATIONS = 128  # only the first 128 different next tokens are compared: bounds the time
 MAX_SEARCHED_TOKENS = 32  # only the last 32 tokens are searched for in earlier outputs
 
@@ -105,11 +103,9 @@ class LookupDrafter(Drafter):
 
 
 class RepeatPrediction:
-    """Predicts the next tokens of one sequence by a look-up in its own tokens. If at least the last
-    `MIN_REPEATED_TOKENS` tokens occurred before in the source, prompt or output, the predicted
-    tokens replace the drafter's; otherwise no tokens are predicted."""
+    """Predicts the next tokens of one sequence by a look-up in its source, prompt and output."""
 
-    prior = (4.0, 0.7)  # in the form of `Costs.prior`
+    priors = ((6.0, 0.3), (6.0, 0.7))  # by grade: after a short match, and after a longer match
 
     def __init__(self, request: Request) -> None:
         self._seq = _LookupSequence(request.prompt, request.source or [], request.salt)
@@ -121,7 +117,12 @@ class RepeatPrediction:
         self._seq.pop(len(self._tokens) - common)
         self._seq.append(new_tokens[common:])
         self._tokens = list(new_tokens)
-        return self._seq.propose(max_tokens, min_match=MIN_REPEATED_TOKENS)
+        return self._seq.propose(max_tokens)
+
+    @property
+    def grade(self) -> int:
+        """The grade of the last prediction, by the number of tokens that occurred before."""
+        return int(self._seq.count_matched_tokens([]) > SHORT_MATCH_TOKENS)
 
 
 class _LookupSequence:
@@ -154,19 +155,15 @@ class _LookupSequence:
         for _ in range(count):
             self.automaton.pop()
 
-    def propose(
-        self, max_tokens: int, others: Sequence[SuffixAutomaton] = (), min_match: int = 1
-    ) -> list[int]:
-        """Return up to `max_tokens` tokens that followed a match of at least `min_match` tokens, in
-        this sequence or in one of the earlier outputs `others`. Among several such continuations,
-        return the continuation with the most tokens expected to be accepted; at a tie, this
-        sequence's own continuation."""
+    def propose(self, max_tokens: int, others: Sequence[SuffixAutomaton] = ()) -> list[int]:
+        """Return up to `max_tokens` tokens that followed the longest match, in this sequence or in
+        one of the earlier outputs `others`. Among several such continuations, return the
+        continuation with the most tokens expected to be accepted; at a tie, this sequence's own
+        continuation."""
         if not max_tokens:
             return []
         matches = self._matches or self._find_matches(others)
-        continuations = [
-            continue_match(*match, max_tokens) for match in matches if match[2] >= min_match
-        ]
+        continuations = [continue_match(*match, max_tokens) for match in matches]
         nothing: tuple[list[int], float] = ([], 0.0)
         return max(continuations, key=lambda each: each[1], default=nothing)[0]
 

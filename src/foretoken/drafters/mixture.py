@@ -90,7 +90,7 @@ class MixtureDrafter(Drafter):
             gammas = room if max_tokens is None else [min(n, max_tokens) for n in room]
             if any(gammas):
                 drafts.append(_continue(drafter, draft_tokens, gammas, draw))
-                _extend(draft_tokens, drafts[-1])
+                extend_tokens(draft_tokens, drafts[-1])
         packed = pack(
             draft_tokens, join_distributions(drafts), sum(draft.calls for draft in drafts)
         )
@@ -203,7 +203,8 @@ def _continue(
     return draft
 
 
-def _extend(draft_tokens: list[list[int]], draft: Draft) -> None:
+def extend_tokens(draft_tokens: list[list[int]], draft: Draft) -> None:
+    """Append the draft tokens of each sequence in `draft` to its list in `draft_tokens`."""
     for x, ids, n in zip(draft_tokens, to_list(draft.tokens), to_list(draft.lengths), strict=True):
         x += ids[:n]
 

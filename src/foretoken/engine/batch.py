@@ -17,6 +17,7 @@ from time import perf_counter
 import torch
 
 from foretoken.drafters.base import Drafter, list_parts, require_separate_parts
+from foretoken.drafters.choice import DrafterChoice
 from foretoken.drafters.mixture import FirstRowsDrafter, KnownTokensDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import ForetokenError, RefusedError, log_error_kind, to_one_line
@@ -198,10 +199,11 @@ class Batch:
         drafter proposes these tokens."""
         assert self._lease is not None and self._lease.drafter is not None
         drafter = self._lease.drafter
+        if isinstance(drafter, DrafterChoice):
+            drafter.chosen = [seq.grade for seq in self.seqs]
         if self._lease.num_drafted < len(self.seqs):
             drafter = FirstRowsDrafter(drafter, self._lease.num_drafted)
-        pairs = zip(self.seqs, gamma, strict=True)
-        predicted = [seq.predict_tokens(g) if g and seq.uses_prediction else [] for seq, g in pairs]
+        predicted = [seq.find_predicted_draft(g) for seq, g in zip(self.seqs, gamma, strict=True)]
         limits = zip(predicted, self.seqs, gamma, strict=True)
         draft_tokens = [x or seq.find_forced_tokens(g) for x, seq, g in limits]
         if not any(draft_tokens):

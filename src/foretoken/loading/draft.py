@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from foretoken.drafters.base import Drafter, require_drafter, require_vocabulary
 from foretoken.drafters.cascade import CascadeDrafter
+from foretoken.drafters.choice import DrafterChoice
 from foretoken.drafters.copying import CopyDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -208,11 +209,14 @@ DRAFTS_BY_NAME: dict[str, Callable[[str, TargetInfo, LoadOptions], Callable[...,
 
 
 def is_draft_name(draft: object) -> bool:
-    """Return whether `draft` names a drafter (such as "lookup", "self:int4" or MODULE:ARGUMENT)
+    """Return whether `draft` names drafters (such as "lookup", "self:int4" or MODULE:ARGUMENT)
     rather than a model. Such a draft does not affect which backend runs the target."""
     if not isinstance(draft, str):
         return False
-    return "".join(draft.partition(":")[:2]) in DRAFTS_BY_NAME or is_import_path(draft)
+    return all(
+        "".join(part.partition(":")[:2]) in DRAFTS_BY_NAME or is_import_path(part)
+        for part in named_models.split_drafts(draft)
+    )
 
 
 def resolve_draft(
@@ -223,6 +227,8 @@ def resolve_draft(
 ) -> PendingDraft:
     """Return the draft after checking it against the target; a draft model is loaded here. Raises
     InputError for an unknown draft, RefusedError for a draft that does not fit the target."""
+    if isinstance(draft, str) and len(names := named_models.split_drafts(draft)) > 1:
+        return _resolve_choice(names, target, options, placement)
     if draft == "mtp":
         return _resolve_hidden_state_draft(None, target, options)
     if (
@@ -249,6 +255,34 @@ def resolve_draft(
     require_vocabulary(drafter, target.facts.V, "the target")
     _refuse_model_options(name, options)
     return PendingDraft(lambda loaded: drafter)
+
+
+def _resolve_choice(
+    names: list[str], target: TargetInfo, options: LoadOptions, placement: Placement
+) -> PendingDraft:
+    """Return a draft whose drafter chooses among the drafts of these names. Raises InputError for a
+    name that cannot be part of a choice, RefusedError if two drafts need different targets."""
+    given = "+".join(names)
+    for name in names:
+        if name in ("", "none", "lookup") or names.count(name) > 1:
+            raise InputError(
+                f"draft is {given!r:.100}; give different draft models, such as "
+                "self:int4+DIR, or lookup+self:int4+DIR to look up first"
+            )
+    folders = [named_models.find_draft_folder(name) or name for name in names]
+    parts = [resolve_draft(folder, target, options, placement) for folder in folders]
+    taps = {part.taps for part in parts if part.taps}
+    runtimes = {part.runtime for part in parts if part.runtime}
+    if len(taps) > 1 or len(runtimes) > 1:
+        raise RefusedError(
+            f"the drafts of {given!r:.100} need other hidden states or another backend of the "
+            "target; give only one of them"
+        )
+    return PendingDraft(
+        lambda loaded: DrafterChoice([part.attach(loaded) for part in parts]),
+        taps=next(iter(taps), ()),
+        runtime=next(iter(runtimes), None),
+    )
 
 
 def _resolve_hidden_state_draft(

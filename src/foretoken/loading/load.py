@@ -70,8 +70,10 @@ def load(
             - "none", "lookup", "copy" or "uniform";
             - "self:int4" (or "self") and "self:int8", a copy of the target with rounded weights, or
               "self:0-3,8", a copy with only these layers; copies share the target's KV cache;
-            - "lookup+" and the name of a draft: look-up drafts if the sequence repeats itself, and
-              the named draft is used otherwise;
+            - "lookup+" and the name of a draft: look-up drafts where it is faster than the named
+              draft, as measured in this sequence;
+            - two or more names joined by "+", such as "lookup+self:int4+smollm2": in each step, the
+              draft that is the fastest in this sequence drafts;
             - a Drafter, or "MODULE:ARGUMENT", your own module with a function
               `drafter(argument, target)` that returns a Drafter;
             - a Speculator from `load`, for a cascade: the Speculator's target drafts, and the

@@ -89,6 +89,21 @@ def strip_lookup(draft: str) -> str:
     return name
 
 
+def split_drafts(draft: str) -> list[str]:
+    """Return A and B of a draft "A+B", of which one drafts in each step; any other draft, such as
+    an existing path or MODULE:A+B, as the only element.
+
+    Examples:
+        >>> split_drafts("self:int4+smollm2"), split_drafts("module:a+b")
+        (['self:int4', 'smollm2'], ['module:a+b'])
+    """
+    module, colon, _ = draft.partition(":")
+    names_module = colon and module != "self" and module.replace(".", "").isidentifier()
+    if "+" not in draft or names_module or Path(draft).exists():
+        return [draft]
+    return draft.split("+")
+
+
 def get_shipped_name(path: str | Path) -> str:
     """Return the short name of a draft that ships with the package, given its folder; any other
     name or path unchanged."""

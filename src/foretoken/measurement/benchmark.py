@@ -102,7 +102,8 @@ class Benchmark:
     def _hash_files(self) -> str:
         """Return a digest of the sizes and modification times of the files of all models, to detect
         that a model has changed."""
-        drafts = [named_models.strip_lookup(draft) for draft in self.options.drafts if draft]
+        given = [named_models.strip_lookup(draft) for draft in self.options.drafts if draft]
+        drafts = [draft for each in given for draft in named_models.split_drafts(each)]
         places = [named_models.find_draft_folder(draft) or draft for draft in drafts]
         names = [self.options.target, *places, self.options.loading.get("adapter")]
         stamps = [hub.list_file_stamps(name) for name in names if name]

@@ -21,7 +21,8 @@ class PredictedOutput:
     next match doubles, up to `MAX_MATCH_TOKENS`, so an unrelated prediction soon proposes nothing.
     """
 
-    prior = (4.0, 0.9)  # as `Costs.prior`: a client sends a prediction that it expects to match
+    # a single grade: a client sends a prediction that it expects to match
+    priors, grade = ((4.0, 0.9),), 0
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = list(ids)

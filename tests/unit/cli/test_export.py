@@ -46,6 +46,11 @@ def test_look_up_the_targets_own_layer_and_none(console: Run):
     assert exported(console, *PLAIN) == (["vllm", "serve", "a/t"], None)
 
 
+def test_a_choice_among_drafts_is_refused(console: Run):
+    words = [*GIVEN, "--draft", "lookup+b/d+self:int4"]
+    mistake(console("export", "vllm", *words), "give one of 'b/d+self:int4'")
+
+
 def test_a_plan_is_exported_with_its_revisions(console: Run, tmp_path: Path):
     spread = {"median": 1.5, "q1": 1.4, "q3": 1.6, "n": 5}
     rows = [{"draft": "b/d", "gamma": 3, "batch": 1, "speedup": spread, "others": None}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import product
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pytest
 
@@ -17,6 +17,7 @@ from foretoken.costing.gamma import (
     AdaptiveGamma,
     FixedGamma,
     OtherWork,
+    PredictionHistory,
     allot_gammas,
     choose_single_gamma,
     count_forced_tokens,
@@ -352,17 +353,146 @@ def test_what_is_predicted_costs_no_draft_and_is_expected_to_be_right():
     ).choose_gammas([expecting([])])
 
 
-def test_the_better_of_prediction_and_draft_guesses():
-    right = [replace(judged(1.0, 8), predicted=True)] * 40
-    wrong = [replace(record(8, [0.0]), predicted=True)] * 40
-    good, bad = [judged(0.95, 8)] * 40, [record(8, [0.0])] * 40
-    for records, trusts in ((good + wrong, False), (bad + right, True), (good + right, True)):
-        one = expecting(records)
+class Ones:
+    """Predicts that every next token is 1, with the confidence `grade` of two."""
+
+    priors = ((4.0, 0.5), (4.0, 0.5))
+
+    def __init__(self, grade: int = 1) -> None:
+        self.grade = grade
+
+    def predict_next(self, new_tokens: list[int], max_tokens: int) -> list[int]:
+        return [1] * max_tokens
+
+
+def steps_of(*new_tokens: list[int]) -> list[StepRecord]:
+    """Plain steps or not, of these new tokens."""
+    return [replace(record(0), new_tokens=tuple(tokens)) for tokens in new_tokens]
+
+
+def predicting(new_tokens: list[int], records: list[StepRecord], grade: int = 1) -> SequenceState:
+    """A row whose predictions were compared with `new_tokens`, before the steps in `records`."""
+    before = [replace(step, grade=9) for step in steps_of(*([token] for token in new_tokens))]
+    one = row(before + [replace(step, new_tokens=()) for step in records])
+    one.tokens, one.output_predictor = [0, *new_tokens], Ones(grade)
+    return one
+
+
+RIGHT, WRONG = [1] * 40, [2] * 40
+GOOD, BAD = [judged(0.95, 8)] * 40, [record(8, [0.0])] * 40
+
+
+def test_the_better_of_prediction_and_draft_guesses_whichever_guessed_before():
+    for tokens, records, trusts in ((WRONG, GOOD, False), (RIGHT, BAD, True), (RIGHT, GOOD, True)):
+        one = predicting(tokens, records)
         asked = AdaptiveGamma(SMALL).choose_gammas([one])
         assert one.uses_prediction == trusts
         assert trusts or asked == AdaptiveGamma(SMALL).choose_gammas([row(records)])
-    one = expecting(bad + wrong)  # without a drafter there is nothing else to trust
-    assert AdaptiveGamma(SMALL, drafts=False).choose_gammas([one])[0] < 2 and one.uses_prediction
+    one = predicting(WRONG, BAD)  # without a drafter there is nothing else to trust
+    assert AdaptiveGamma(SMALL, drafts=False).choose_gammas([one]) == [0] and one.uses_prediction
+
+
+def test_a_prediction_of_low_grade_replaces_only_a_draft_that_does_not_pay():
+    for grade, records, trusts in ((0, GOOD, False), (1, GOOD, True), (0, BAD, True)):
+        one = predicting(RIGHT, records, grade)
+        AdaptiveGamma(SMALL).choose_gammas([one])
+        assert one.uses_prediction == trusts
+
+
+def compared(*new_tokens: list[int]) -> list[float]:
+    """P(the first i predicted tokens are right), after steps of these new tokens."""
+    history, tokens = PredictionHistory(Ones()), [token for each in new_tokens for token in each]
+    history.add_new_steps(steps_of(*new_tokens), tokens)
+    return history.next_estimate.survival
+
+
+def test_predictions_are_compared_with_every_token_up_to_the_first_that_differs():
+    one, two, three = compared(*[[1, 1, 2]] * 60)[:3]
+    assert one > 0.8 and two > 0.8 and three < 0.4
+    assert compared(*[[1], [1], [2]] * 60)[0] == pytest.approx(2 / 3, abs=0.1)
+    assert compared([1, 1, 2] * 60) == pytest.approx(compared(*[[1, 1, 2]] * 60))
+    late, tokens = PredictionHistory(Ones()), [1, 1, 2, 1]
+    for n in range(4):  # a policy that is asked in every step, and one that is asked at the end
+        late.add_new_steps(steps_of([1], [1], [2], [1])[: n + 1], tokens[: n + 1])
+    assert late.next_estimate.survival == compared([1], [1], [2], [1])
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.8])
+def test_what_predictions_are_worth_does_not_depend_on_the_steps(alpha):
+    """Right with chance alpha, whatever the steps' lengths: the mean of many estimates is off by
+    five standard errors for one seed in two million."""
+    dice, found = random.Random(0), list[float]()
+    for _ in range(400):
+        steps = [[int(dice.random() < alpha)] for _ in range(60)]
+        for step in steps:
+            step += [int(dice.random() < alpha) for _ in range(dice.choice((0, 1, 4)))]
+        found.append(compared(*steps)[0])
+    prior = 0.02  # a share of its weight never decays
+    assert fmean(found) == pytest.approx(alpha, abs=5 * stdev(found) / len(found) ** 0.5 + prior)
+
+
+def test_predictions_are_never_tried_only_to_see_them():
+    plain = [record(0)] * 2000
+    one = predicting([2] * 200, plain)
+    assert AdaptiveGamma(SMALL, drafts=False).choose_gammas([one]) == [0]
+    assert AdaptiveGamma(SMALL).choose_gammas([one])[0] > 0  # the drafter is
+    assert not one.uses_prediction
+
+
+# Several drafters
+
+TWO = ((replace(SMALL, prior=(10.0, 0.8)),) * 2, (replace(DEAR, prior=(10.0, 0.9)),) * 2)
+
+
+def of(grade: int, step: StepRecord) -> StepRecord:
+    return replace(step, grade=grade)
+
+
+def test_the_drafter_that_is_the_fastest_drafts():
+    for records, best in (
+        ([], 0),
+        ([of(0, record(4, [0.0]))] * 30, 1),
+        ([of(0, record(4, [0.0]))] * 30 + [of(1, record(4, [0.0]))] * 30, 0),
+        ([of(1, judged(1.0, 8))] * 30 + [of(0, judged(0.3, 3))] * 30, 1),
+    ):
+        one = row(records)
+        policy = AdaptiveGamma(SMALL, alternatives=TWO)
+        (gamma,) = policy.choose_gammas([one])
+        costs_of_best = TWO[best][0]
+        own = AdaptiveGamma(costs_of_best, priors=(TWO[0][0].prior, TWO[1][0].prior))
+        assert one.grade == best and [gamma] == own.choose_gammas([one])
+
+
+def test_sequences_of_several_drafters_share_a_pass():
+    one, other = row([of(1, record(4, [0.0]))] * 30), row([of(0, record(4, [0.0]))] * 30)
+    gammas = AdaptiveGamma(SMALL, alternatives=TWO).choose_gammas([one, other])
+    assert (one.grade, other.grade) == (0, 1) and min(gammas) > 0
+
+
+def test_another_drafter_is_tried_for_little_of_the_time():
+    """First one is right in four steps of five and the other never, then the other way round."""
+    policy, one = AdaptiveGamma(SMALL, alternatives=TWO), row([])
+    for good in (0, 1):
+        for i in range(2000):
+            (gamma,) = policy.choose_gammas([one])
+            right = one.grade == good and i % 5 > 0
+            one.records.append(of(one.grade, record(gamma, [float(right)] * max(1, gamma * right))))
+        taken, made = [0.0, 0.0], [0, 0]
+        for step in one.records[-1000:]:
+            taken[step.grade] += TWO[step.grade][0].step_seconds(step.gamma)
+            made[step.grade] += 1 + step.accepted
+        lost = taken[1 - good] - made[1 - good] * taken[good] / made[good]
+        assert 0 < lost < 0.02 * sum(taken)
+
+
+def test_several_drafters_that_do_not_pay_cost_a_hundredth():
+    policy, one, seconds_taken = AdaptiveGamma(DEAR, alternatives=TWO), row([]), 0.0
+    for _ in range(4000):
+        (gamma,) = policy.choose_gammas([one])
+        one.records.append(of(one.grade, record(gamma, [0.0] * (gamma > 0))))
+        seconds_taken += TWO[one.grade][0].step_seconds(gamma)
+    assert {step.grade for step in one.records[-1000:] if step.drafted} == {0, 1}
+    assert 4000 / seconds_taken > 0.98
 
 
 def test_predictions_know_no_room_beyond_the_rows_end_and_deterministic_rows_no_others():

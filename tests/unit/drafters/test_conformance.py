@@ -21,6 +21,7 @@ import tiny
 from foretoken.certificate.watched_drafter import WatchedDrafter
 from foretoken.drafters.base import Draft, Drafter, Draw, pack, require_drafter
 from foretoken.drafters.cascade import CascadeDrafter
+from foretoken.drafters.choice import DrafterChoice
 from foretoken.drafters.copying import CopyDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -108,6 +109,19 @@ class FourMethods:
         self.texts = [text for b, text in enumerate(self.texts) if b not in rows]
 
 
+class Switching(DrafterChoice):
+    """Chooses, by a sequence's length, between two models."""
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        self.chosen = [length // 3 % 2 for length in draw.lengths]
+        return super().propose(gamma, draw)
+
+
+def choosing_pairs() -> Pair:
+    target, drafter = of_pairs(pairs_drafter, "double")()
+    return target, Switching([drafter, LMDrafter(table(Q))])
+
+
 PAIRS: dict[str, Callable[[], Pair]] = {
     "none": over_a_table(NoDrafter),
     "uniform": over_a_table(lambda: UniformDrafter(V)),
@@ -132,6 +146,8 @@ PAIRS: dict[str, Callable[[], Pair]] = {
     "mixture": over_a_table(
         lambda: MixtureDrafter([(LookupDrafter(), 1), (LMDrafter(table(Q)), None)])
     ),
+    "choice": over_a_table(lambda: Switching([LMDrafter(table(Q)), LMDrafter(table(R))])),
+    "choice of pairs": choosing_pairs,
     "pairs": of_pairs(pairs_drafter, "double"),
     "native pairs": of_pairs(on_native, "float"),
     "blocks": lambda: blocks.pair(blocks.ZLAB, copy.deepcopy(network()).double()),
@@ -243,7 +259,9 @@ def test_what_a_drafter_says_of_itself(name: str) -> None:
     if not drafter.rewinds:
         with pytest.raises(RefusedError, match="cannot rewind"):
             drafter.rewind([1])
-    if not drafter.reads_target:
+    if isinstance(drafter, DrafterChoice):
+        assert drafter.with_target(target).holds != drafter.holds or name == "choice"
+    elif not drafter.reads_target:
         assert drafter.with_target(target) is drafter
     else:
         assert drafter.target is target and drafter.reads_states

@@ -47,17 +47,18 @@ def repeats(prompt: list[int], source: list[int] | None = None) -> RepeatPredict
     return RepeatPrediction(Request(prompt, 50, SequenceKey(0, 0), source=source))
 
 
-def test_repeats_say_what_followed_the_last_four_tokens():
+def test_repeats_say_what_followed_the_last_tokens_and_how_many_agreed():
     four = [5, 6, 7, 8]
-    assert repeats([*four, 9, 3, *four[1:]]).predict_next([], 2) == []  # three agree
-    assert repeats([*four, 9, 3, *four]).predict_next([], 2) == [9, 3]
+    for agree, grade in ((1, 0), (2, 0), (3, 1), (4, 1)):
+        text = repeats([*four, 9, 3, *four[4 - agree :]])
+        assert text.predict_next([], 2) == [9, 3] and text.grade == grade
     assert repeats([5], [*four, 1]).predict_next(four[1:], 4) == [1]
     text = repeats([*four, 9, 3])
     for new, guesses_expected in (
         ([], []),
         (four, [9, 3]),
         ([*four, 9], [3, 5]),
-        ([4, 4], []),
+        ([4], []),
         (four, [9, 3]),
     ):
         assert text.predict_next(new, 2) == guesses_expected  # a function of the text alone

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 import foretoken
+from foretoken.drafters.copying import CopyDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
@@ -48,6 +49,8 @@ def test_names_that_are_no_drafters(bare):
     for draft in ("lookup+", "lookup+none", "lookup+lookup", "lookup+lookup+self"):
         message = re.escape(f"draft is {draft!r}; give lookup, or lookup+ and a draft model")
         refused(InputError, message, bare, draft)
+    for draft in ("uniform+", "uniform+uniform", "uniform+none", "lookup+uniform+lookup"):
+        refused(InputError, r"draft is '.*'; give different draft models", bare, draft)
     assert list_target_copies("float32", 5) == ["self:int8", "self:int4", "self:0,2,4"]
     assert list_target_copies("int8", 4) == ["self:int4", "self:0,2,3"]
     assert list_target_copies("int4", 2) == [] and list_target_copies("auto", 1) == [
@@ -204,6 +207,20 @@ def test_a_decoder_only_model_drafts_for_an_encoder_decoder():
     slow = plain.generate(prompts, max_new_tokens=12)
     assert [c.tokens for c in fast] == [c.tokens for c in slow]
     assert all(c.stats.drafted for c in fast)
+
+
+def test_one_of_several_drafts_drafts_in_each_step(bare):
+    spec, alone = (foretoken.load(bare, draft) for draft in ("lookup+uniform+copy", "none"))
+    assert spec.draft_name == "lookup+uniform+copy"
+    assert [type(part) for part in spec.drafter.parts] == [UniformDrafter, CopyDrafter]
+    prompts = [[5, 6, 7, 8, 9, 10] * 4, [3] * 9, [4, 2, 8]]
+    for gamma in (None, 2):
+        fast = spec.generate(prompts, max_new_tokens=40, gamma=gamma, temperature=0.0)
+        slow = alone.generate(prompts, max_new_tokens=40, temperature=0.0)
+        assert [each.tokens for each in fast] == [each.tokens for each in slow]
+        assert any(each.stats.drafted for each in fast)
+    assert all(step.grade == 0 for each in fast for step in each.steps)  # gamma is fixed
+    assert all(each.measured for each in spec.costing.alternatives)
 
 
 def test_a_lookup_stands_in_front_of_a_draft(bare):
