@@ -251,10 +251,12 @@ struct Span {
 
 // The positions to which a token attends
 static Span span_of(const Running& r, const Layer& layer, int row, int t) {
-  const int at = r.pass.at[t];
   if (layer.source) return {0, r.pass.source_length[row]};
-  if (r.net.encoder) return {0, r.pass.at[r.pass.row[row + 1] - 1] + 1};
-  return {layer.window && at >= layer.window ? at - layer.window + 1 : 0, r.pass.ends ? r.pass.ends[t] : at + 1};
+  const int at = r.pass.at[t], end = r.pass.at[r.pass.row[row + 1] - 1] + 1;
+  if (r.net.encoder) return {0, end};
+  const int from = layer.block & FROM_BLOCK_START ? r.pass.at[r.pass.row[row]] : at;
+  return {layer.window && from >= layer.window ? from - layer.window + 1 : 0,
+          layer.block & TO_BLOCK_END ? end : r.pass.ends ? r.pass.ends[t] : at + 1};
 }
 // The positions to which any of the tokens t0 to t1 - 1 of a row attends
 static Span span_of(const Running& r, const Layer& layer, int row, int t0, int t1) {

@@ -42,6 +42,8 @@ LAYER_PRODUCTS = ("qkv", "out", "gate", "up", "down")  # weights of a layer that
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from foretoken.models.native.block_model import NativeBlockModel
+    from foretoken.models.stock.dflash import BlocksDraft
     from foretoken.models.stock.selfcheck import CheckedBackend
 
 
@@ -110,6 +112,12 @@ class NativeConversion:
             )
         passes.share_pages(target.passes, layers)
         return NativeTargetCopy(target, passes, facts)
+
+    def load_block_model(self, draft: BlocksDraft) -> NativeBlockModel:
+        """Return the native model of a block draft, of which this is the conversion."""
+        from foretoken.models.native.block_model import NativeBlockModel  # late: takes seconds
+
+        return NativeBlockModel(draft, *self._load_passes())
 
     def _load_passes(self) -> tuple[NativePasses, dict[str, Any]]:
         found = None

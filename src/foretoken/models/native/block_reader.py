@@ -1,0 +1,97 @@
+"""Makes the kernels' `Decoder` objects of a block draft (DFlash, DSpark and others): one computes
+the keys and values of the context from the target's hidden states, the other predicts the blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from foretoken.models.native.network import Attention, Decoder, DecoderLayer, Linear
+from foretoken.models.native.network_reader import NetworkReader
+from foretoken.models.stock.dflash import BlocksDraft
+
+
+class BlockDecoder(nn.Module):
+    """The parts of a block draft that the kernels run: all except the embedding and the small heads
+    that condition a draft token on the token before it."""
+
+    def __init__(self, draft: BlocksDraft) -> None:
+        super().__init__()
+        network = draft.network
+        self.config, self.layout = network.config, network.layout
+        self.fc, self.hidden_norm = network.fc, network.hidden_norm
+        self.layers, self.norm, self.head = network.layers, network.norm, draft.head
+        self.rotary = network.rotary[0]
+
+    def get_decoder(self) -> BlockDecoder:
+        """Return the module with the rotary positions, as a transformers model does."""
+        return self
+
+
+class BlockNetworks(NamedTuple):
+    """The networks of a block draft on the kernels, and the projection of the target's hidden
+    states to the inputs of `context_kv`."""
+
+    join: Linear
+    context_kv: Decoder  # computes only keys and values
+    blocks: Decoder  # its inputs are embeddings
+
+
+class BlockReader(NetworkReader):
+    """Makes the networks of a block draft."""
+
+    def __init__(self, network: BlockDecoder) -> None:
+        base: Any = network
+        super().__init__(base)
+        self.layout, self.block_layers = network.layout, network.layers
+        self.fc, self.hidden_norm = network.fc, network.hidden_norm
+        self.norm, self.head = network.norm, network.head
+
+    def read_networks(self) -> BlockNetworks:
+        """Return the draft's networks. Raises RefusedError if the kernels do not support one of
+        them."""
+        width, kinds = self.config.hidden_size, self.config.layer_types
+        pairs = zip(self.block_layers, kinds, strict=True)
+        layers = [
+            self._read_block_layer(layer, windowed=kind == "sliding_attention")
+            for layer, kind in pairs
+        ]
+        context_kv = Decoder(
+            width,
+            [_keep_keys_and_values(layer) for layer in layers],
+            embedding_norm=self.read_norm(self.hidden_norm),
+            ropes=self.ropes,
+        )
+        norm, head = self.read_norm(self.norm), self.read_linear(self.head)
+        blocks = Decoder(width, layers, norm=norm, head=head, ropes=self.ropes)
+        join = self.read_linear(self.fc)
+        self._require_all_read()
+        return BlockNetworks(join, context_kv, blocks)
+
+    def _read_block_layer(self, layer: Any, *, windowed: bool) -> DecoderLayer:
+        """Return a layer whose attention has the mask of `BlockNetwork.make_masks`."""
+        layout, window = self.layout, self.config.sliding_window if windowed else None
+        made = self._read_layer(layer, 0 if window is None else window + 1)
+        fits = window is None or not layout.window_per_position or window + 1 >= layout.block_size
+        self.require(fits, f"a window of {window} tokens, shorter than the block")
+        causal = layout.causal or (window is not None and layout.causal_window)
+        assert isinstance(made.attention, Attention)
+        attention = replace(
+            made.attention,
+            to_block_end=not causal,
+            from_block_start=not layout.window_per_position,
+        )
+        return replace(made, attention=attention)
+
+
+def _keep_keys_and_values(layer: DecoderLayer) -> DecoderLayer:
+    """Return a layer that computes only the keys and values of this layer, without its norm."""
+    part = layer.attention
+    assert isinstance(part, Attention)
+    own = replace(
+        part, projections=part.projections[1:], out=None, heads=0, norms=(None, *part.norms[1:])
+    )
+    return DecoderLayer((None, None, None, None), own, None)
