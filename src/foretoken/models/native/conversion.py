@@ -67,6 +67,10 @@ class NativeConversion:
     layers: tuple[int, ...] = ()
     taps: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.dtype not in NATIVE_DTYPES:
+            raise RefusedError(f"the native decoder does not support {self.dtype}")
+
     @property
     def name(self) -> str:
         return "the model in memory" if self.source is None else self.source.name
