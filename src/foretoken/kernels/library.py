@@ -81,6 +81,16 @@ class LatentRecord(Structure):
     )
 
 
+class BlockConvolutionRecord(Structure):
+    """ctypes mirror of struct BlockConvolution in network.h: convolutions over a block's tokens."""
+
+    _fields_ = make_fields(
+        (c_int32, "taps group"),
+        (c_void_p, "base"),
+        (WeightRecord, "deltas"),
+    )
+
+
 class LayerRecord(Structure):
     """ctypes mirror of struct Layer in network.h: the weights and settings of a layer."""
 
@@ -102,6 +112,7 @@ class LayerRecord(Structure):
         (WeightRecord, "input_gate input_out"),
         (NormRecord, "after_input"),
         (c_int32, "input"),
+        (BlockConvolutionRecord, "attention_conv mlp_conv"),
         (c_void_p, "beside"),
     )
 

@@ -304,6 +304,17 @@ def convolution(x: Floats, filters: Floats, bias: Floats | None) -> Floats:
     return y
 
 
+def block_convolution(x: Floats, base: Floats, deltas: Floats) -> Floats:
+    """Return the convolution of a block's states `[n, width]`, whose filters depend on the token:
+    base `[taps, width]` plus deltas `[n, taps, groups]`. The first tap is applied to the token
+    itself."""
+    y, group = np.zeros_like(x), x.shape[1] // deltas.shape[2]
+    for tap, weight in enumerate(base[: len(x)]):
+        factors = weight + np.repeat(deltas[tap:, tap], group, axis=1)
+        y[tap:] = fma(factors, x[: len(x) - tap], y[tap:])
+    return y
+
+
 def normalize_length(x: Floats, scale: float) -> Floats:
     """Return vectors `[.., width]`, each divided by its L2 norm and multiplied by `scale`."""
     squares = np.zeros((*x.shape[:-1], VECTOR_LANES), np.float32)

@@ -112,13 +112,14 @@ bool room_for_experts(const Network& net, Workspace* w) {
   return done;
 }
 
-// Allocate the workspace of recurrences, attention by latents, and gates of attention
+// Allocate the workspace of recurrences, attention by latents, gates of attention, and convolutions of blocks
 bool room_for_mixers(const Network& net, Workspace* w) {
   size_t projected = 0, mixed = 0, steps = 0;
   for (int i = 0; i < net.layers; i++) {
     const Layer& layer = net.layer[i];
     const auto grow = [](size_t& x, size_t y) { x = y > x ? y : x; };
     grow(projected, layer.attention_gate.outputs);
+    for (const BlockConvolution* conv : {&layer.attention_conv, &layer.mlp_conv}) grow(projected, conv->deltas.outputs);
     if (layer.latent.rank) {
       grow(projected, layer.qkv.outputs);
       grow(mixed, layer.latent.queries.outputs);

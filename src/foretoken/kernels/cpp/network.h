@@ -128,6 +128,14 @@ enum BlockAttention {
   FROM_BLOCK_START = 2   // the window is counted from the block's first token
 };
 
+// Two convolutions over the tokens of a block, before and after attention or the MLP, whose filters depend on the
+// token (DFlash2): number i of token t is the sum over taps k of (base[k][i] + delta[k][i / group]) * x[t - k][i]
+struct BlockConvolution {
+  int32_t taps, group;  // taps: 0: there is none; group: numbers that share a delta
+  const float* base;    // [2, taps, width]
+  Weight deltas;        // its outputs are deltas [2, taps, width / group]
+};
+
 struct Layer {
   Norm before_attention, after_attention, before_mlp, after_mlp, of_queries, of_keys, of_values;
   Weight qkv, out, gate, up, down;  // gate.panels null: a plain MLP of up and down
@@ -163,6 +171,7 @@ struct Layer {
   Weight input_gate, input_out;  // panels null: none
   Norm after_input;
   int32_t input;
+  BlockConvolution attention_conv, mlp_conv;
   const Layer* beside;  // a recurrence parallel to attention, with the same input; or null
 };
 

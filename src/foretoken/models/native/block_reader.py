@@ -9,9 +9,18 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from foretoken.models.native.network import Attention, Decoder, DecoderLayer, Linear
+from foretoken.models.native.network import (
+    Attention,
+    BlockConvolution,
+    Decoder,
+    DecoderLayer,
+    Linear,
+    to_float_array,
+)
 from foretoken.models.native.network_reader import NetworkReader
+from foretoken.models.native.packing import LANES
 from foretoken.models.stock.dflash import BlocksDraft
+from foretoken.models.stock.dflash2 import ConvolutionLayer, GroupedConvolution
 
 
 class BlockDecoder(nn.Module):
@@ -84,7 +93,19 @@ class BlockReader(NetworkReader):
             to_block_end=not causal,
             from_block_start=not layout.window_per_position,
         )
-        return replace(made, attention=attention)
+        convolutions = None, None
+        if isinstance(layer, ConvolutionLayer):
+            first, second = map(self._read_convolution, (layer.attention_conv, layer.mlp_conv))
+            convolutions = first, second
+        return replace(made, attention=attention, convolutions=convolutions)
+
+    def _read_convolution(self, part: GroupedConvolution) -> BlockConvolution:
+        width = self.config.hidden_size
+        self.require(width % LANES == 0, f"a hidden size of {width}, not a multiple of {LANES}")
+        self.read_weights.add(id(part.base_kernel))
+        deltas, base = self.read_linear(part.kernel_projection), to_float_array(part.base_kernel)
+        groups = len(deltas.weight) // (2 * base.shape[1])
+        return BlockConvolution(base, deltas, width // groups)
 
 
 def _keep_keys_and_values(layer: DecoderLayer) -> DecoderLayer:

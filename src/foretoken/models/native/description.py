@@ -26,6 +26,7 @@ from foretoken.models.native.network import (
     DELTA,
     KERNEL_ACTIVATIONS,
     Attention,
+    BlockConvolution,
     Decoder,
     DecoderLayer,
     Experts,
@@ -56,7 +57,7 @@ RING_TOKENS = 72  # tokens in the rings of a sequence's recurrent states, as in 
 NO_HEADS = 1, LANES  # (heads, width) of placeholder keys, for a network without attention
 LAYER_HEADER_NUMBERS = 16  # size of the header of a layer's recurrent states, as in network.h
 # fields with the offset of an array in the file
-OFFSET_FIELDS = {"panels", "bias", "weight", "at", "sinks", "slopes"}
+OFFSET_FIELDS = {"panels", "bias", "weight", "at", "sinks", "slopes", "base"}
 MAX_LOSSLESS_BITS = 4  # a checkpoint's blocks of at most 4 bits are stored as they are
 
 
@@ -351,6 +352,17 @@ def _write_layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> d
         "input_gate": layer.input and writer.append_weight([layer.input.gate]),
         "input_out": layer.input and writer.append_weight([layer.input.out]),
         "after_input": layer.input and writer.append_norm(layer.input.norm),
+        "attention_conv": _write_convolution(layer.convolutions[0], writer),
+        "mlp_conv": _write_convolution(layer.convolutions[1], writer),
+    }
+
+
+def _write_convolution(part: BlockConvolution | None, writer: WeightFile) -> dict[str, Any] | None:
+    return part and {
+        "taps": part.base.shape[1],
+        "group": part.group,
+        "base": writer.append(part.base),
+        "deltas": writer.append_weight([part.deltas]),
     }
 
 
