@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretoken.models.native.packed_linear import PackedLinear
 from foretoken.models.native.pages import PAGE_POSITIONS, PagedSequence, PagePool
@@ -21,7 +21,7 @@ class NativeBlockModel(BlockDraftModel):
     """A block drafter whose layers and output layer run on the kernels.
 
     Args:
-        draft: The drafter from its files; only its embedding and small heads are used, in float32.
+        draft: The drafter from its files; only its embedding and small heads are used.
         passes: The layers and the output layer.
         facts: The description of the conversion.
     """
@@ -30,10 +30,15 @@ class NativeBlockModel(BlockDraftModel):
 
     def __init__(self, draft: BlocksDraft, passes: NativePasses, facts: dict[str, Any]) -> None:
         super().__init__(draft)
-        for head in draft.network.heads:
-            head.float()
         self.passes, self.context_kv = passes, passes.open_context_kv()
         self.join = PackedLinear(passes.facts["join"], passes.memory, passes.width)
+        if draft.network.bias_layer is not None:
+            packed = PackedLinear(passes.facts["bias_layer"], passes.memory, passes.vocab_size)
+            setattr(*draft.network.bias_layer, packed)
+        for head in draft.network.heads:
+            for module in head.modules():
+                if isinstance(module, nn.Linear | nn.GRU):
+                    module.float()  # the precision of the kernels' results; tables stay as they are
         self.pool = PagePool(passes.layout, "float16" if passes.facts["halved"] else "float32")
         self.seqs: list[PagedSequence] = []
         self.context: int | None = facts["context"]

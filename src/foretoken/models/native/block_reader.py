@@ -25,7 +25,8 @@ from foretoken.models.stock.dflash2 import ConvolutionLayer, GroupedConvolution
 
 class BlockDecoder(nn.Module):
     """The parts of a block draft that the kernels run: all except the embedding and the small heads
-    that condition a draft token on the token before it."""
+    that condition a draft token on the token before it. Of these heads, the kernels run only the
+    layer that is as large as the output layer (`BlockNetwork.bias_layer`)."""
 
     def __init__(self, draft: BlocksDraft) -> None:
         super().__init__()
@@ -33,6 +34,7 @@ class BlockDecoder(nn.Module):
         self.config, self.layout = network.config, network.layout
         self.fc, self.hidden_norm = network.fc, network.hidden_norm
         self.layers, self.norm, self.head = network.layers, network.norm, draft.head
+        self.bias_layer = network.bias_layer and getattr(*network.bias_layer)
         self.rotary = network.rotary[0]
 
     def get_decoder(self) -> BlockDecoder:
@@ -41,10 +43,10 @@ class BlockDecoder(nn.Module):
 
 
 class BlockNetworks(NamedTuple):
-    """The networks of a block draft on the kernels, and the projection of the target's hidden
-    states to the inputs of `context_kv`."""
+    """The networks of a block draft on the kernels, and two layers that run by themselves."""
 
-    join: Linear
+    join: Linear  # projects the target's hidden states to the inputs of `context_kv`
+    bias_layer: Linear | None  # of a head
     context_kv: Decoder  # computes only keys and values
     blocks: Decoder  # its inputs are embeddings
 
@@ -57,7 +59,7 @@ class BlockReader(NetworkReader):
         super().__init__(base)
         self.layout, self.block_layers = network.layout, network.layers
         self.fc, self.hidden_norm = network.fc, network.hidden_norm
-        self.norm, self.head = network.norm, network.head
+        self.norm, self.head, self.bias_layer = network.norm, network.head, network.bias_layer
 
     def read_networks(self) -> BlockNetworks:
         """Return the draft's networks. Raises RefusedError if the kernels do not support one of
@@ -76,9 +78,10 @@ class BlockReader(NetworkReader):
         )
         norm, head = self.read_norm(self.norm), self.read_linear(self.head)
         blocks = Decoder(width, layers, norm=norm, head=head, ropes=self.ropes)
-        join = self.read_linear(self.fc)
+        join, bias_layer = self.read_linear(self.fc), self.bias_layer
+        bias_layer = bias_layer and self.read_linear(bias_layer)
         self._require_all_read()
-        return BlockNetworks(join, context_kv, blocks)
+        return BlockNetworks(join, bias_layer, context_kv, blocks)
 
     def _read_block_layer(self, layer: Any, *, windowed: bool) -> DecoderLayer:
         """Return a layer whose attention has the mask of `BlockNetwork.make_masks`."""

@@ -197,10 +197,12 @@ def describe(
 def _write_block_networks(networks: BlockNetworks, writer: WeightFile) -> dict[str, Any]:
     """Write the weights of a block draft; return its description."""
     ropes = {"ropes": [asdict(rope) for rope in networks.blocks.ropes]}
+    bias_layer = networks.bias_layer
     return {
         **_write_network(networks.blocks, writer),
         **ropes,
         "join": writer.append_weight([networks.join]),
+        "bias_layer": bias_layer and writer.append_weight([bias_layer], 8),
         "context_kv": _write_network(networks.context_kv, writer) | ropes,
     }
 

@@ -214,6 +214,14 @@ class BlockNetwork(nn.Module):
         heads = self.markov_head, self.confidence_head, self.candidate_selector, self.domino_head
         return [head for head in heads if head is not None]
 
+    @property
+    def bias_layer(self) -> tuple[nn.Module, str] | None:
+        """The layer with which a head computes biases on all logits: the module that has the layer,
+        and its name in this module. None if no head has such a layer."""
+        if self.markov_head is not None:
+            return self.markov_head, "markov_w2"
+        return None if self.domino_head is None else (self.domino_head.embed_proj, "2")
+
     def make_context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return, for each layer, the keys and values `[N, heads, dim]` of the target's hidden
         states `[N, W]` at these positions."""
