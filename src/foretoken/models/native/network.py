@@ -145,8 +145,8 @@ class Attention:
     bias: int = 0  # number of a table in `Decoder.distance_biases`, from 1; 0: none
     gate: Linear | None = None  # sigmoids of its outputs multiply attention's result, before `out`
     latent: Latent | None = None  # weights of latents, which are cached in place of keys and values
-    # for the blocks of block drafts: whether tokens attend to all tokens of their block, and whether
-    # the window is counted from the block's first token
+    # in block drafts: whether tokens attend to all tokens of their block, and whether the window is
+    # counted from the block's first token
     to_block_end: bool = False
     from_block_start: bool = False
 
