@@ -87,6 +87,32 @@ def test_blocks(kind: str, runtime: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.native
+def test_blocks_that_native_cannot_run_do_so_on_torch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, folder = llama(tmp_path)
+    config = {**blocks.ZLAB, "layer_types": ["sliding_attention"] * 2, "sliding_window": 2}
+    config |= {"use_sliding_window": True}
+    draft = saved(tmp_path / "draft", config, blocks.tensors(config, target))
+    with caplog.at_level("INFO"):
+        spec = foretoken.load(folder, draft, runtime="native")
+    assert spec.drafter.runtime == "transformers" and "shorter than the block" in caplog.text
+    assert_own_texts(spec)
+
+
+@pytest.mark.native
+def test_a_stored_conversion_of_blocks_is_for_one_target(tmp_path: Path) -> None:
+    """Most have the target's output layer, which other targets do not have."""
+    target, folder = llama(tmp_path)
+    draft = blocks_of(tmp_path / "draft", target)
+    found = [foretoken.load(folder, draft, runtime="native").drafter.identity for _ in range(2)]
+    target.lm_head.weight.data *= 2
+    target.save_pretrained(folder)
+    found.append(foretoken.load(folder, draft, runtime="native").drafter.identity)
+    assert found[0] is not None and found[0] == found[1] != found[2]
+
+
+@pytest.mark.native
 def test_blocks_beside_a_target_in_memory(tmp_path: Path) -> None:
     target = tiny.llama(320, context=128, num_hidden_layers=6).bfloat16()
     spec = foretoken.load(target, blocks_of(tmp_path / "draft", target), runtime="native")

@@ -13,10 +13,11 @@ from torch import Tensor
 import blocks
 import tiny
 from blocks import native_draft
-from foretoken import SamplingParams
+from foretoken import Engine, SamplingParams, Speculator
 from foretoken.errors import RefusedError
 from foretoken.kernels import library, reference
 from foretoken.models.native import packed_linear, passes
+from foretoken.models.native.block_model import NativeBlockModel
 from foretoken.models.native.position_tables import RotaryTable
 from foretoken.models.stock.dflash import BlocksDraft
 from foretoken.sampling.draw import Draw
@@ -238,21 +239,48 @@ def test_drafts_are_those_of_torch(name: str, params: SamplingParams) -> None:
 
 @pytest.mark.parametrize(("dtype", "within"), [("bfloat16", 0.05), ("int8", 0.2), ("int4", 2)])
 @torch.inference_mode()
-def test_weights_may_be_rounded(dtype: str, within: float) -> None:
-    """And rows that are in one pass, more of them than a pass has room for, do not change each
-    other's results."""
-    own = native_draft(blocks.DSPARK, TARGET, dtype)
-    stock, given = blocks.draft(blocks.DSPARK, TARGET), states(blocks.DSPARK, 20)
-    for model in (stock, own):
-        model.start(1)
-        model.append_context(given)
-    logits, found = (x.predict_block([5], [4])[1].clone() for x in (stock, own))
-    assert own.compute_dtype == dtype
-    assert float((logits - found).square().mean() / logits.square().mean()) < within**2
-    own.start(99)
-    own.append_context([given[0][:0], *given * 99])
-    many = own.predict_block([5] * 100, [4] * 100)[1]
-    assert torch.equal(many, found.expand_as(many))
+def test_weights_may_be_rounded(dtype: str, within: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every instruction set gives the same bits, in a pass of any size: 100 blocks are more than
+    a pass takes at first."""
+    for config in (blocks.DSPARK, blocks.DFLASH2):
+        stock, given = blocks.draft(config, TARGET), states(config, 20)
+        stock.start(1)
+        stock.append_context(given)
+        logits, results = stock.predict_block([5], [4])[1], list[Tensor]()
+        for instructions in library.list_instruction_sets():
+            monkeypatch.setenv(library.INSTRUCTIONS_VARIABLE, instructions)
+            own = native_draft(config, TARGET, dtype)
+            assert own.compute_dtype == dtype
+            own.start(1)
+            own.append_context(given)
+            results.append(own.predict_block([5], [4])[1].clone())
+            own.start(99)
+            own.append_context([given[0][:0], *given * 99])
+            many = own.predict_block([5] * 100, [4] * 100)[1]
+            assert torch.equal(many, results[0].expand_as(many))
+        found = results[0]
+        assert float((logits - found).square().mean() / logits.square().mean()) < within**2
+
+
+def test_an_engine_caches_prefixes_and_aborts_requests() -> None:
+    target, drafter = blocks.native_pair(blocks.CONFIDENT, TARGET)
+    spec, model = Speculator(target=target, drafter=drafter), drafter.blocks
+    assert isinstance(model, NativeBlockModel)
+    prompts = [[3 + i % 30 for i in range(40)], [5, 6], [3 + i % 30 for i in range(35)]]
+    plain = spec.generate(prompts, max_new_tokens=12, gamma=0, temperature=0.0)
+    with Engine(spec) as engine:
+        for _ in range(2):
+            ids = [engine.add(x, max_new_tokens=12, gamma=3, temperature=0.0) for x in prompts]
+            aborted = engine.add(prompts[0], max_new_tokens=50, gamma=3)
+            tokens: dict[int, list[int]] = {id: [] for id in ids}
+            for step in range(40):
+                for event in engine.step():
+                    if event.id in tokens:
+                        tokens[event.id] += event.tokens
+                if step == 3:
+                    engine.abort(aborted)
+            assert [tokens[id] for id in ids] == [each.tokens for each in plain]
+            assert model.lengths == [] and model.pool.num_used == 0
 
 
 def test_a_window_shorter_than_the_block_is_refused() -> None:
