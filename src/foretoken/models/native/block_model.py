@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretoken.models.native.packed_linear import PackedLinear
+from foretoken.models.native.linear import NativeLinear
 from foretoken.models.native.pages import PAGE_POSITIONS, PagedSequence, PagePool
 from foretoken.models.native.passes import NativePasses, SequencePart
 from foretoken.models.stock.dflash import BlockDraftModel, BlocksDraft
@@ -31,9 +31,9 @@ class NativeBlockModel(BlockDraftModel):
     def __init__(self, draft: BlocksDraft, passes: NativePasses, facts: dict[str, Any]) -> None:
         super().__init__(draft)
         self.passes, self.context_kv = passes, passes.open_context_kv()
-        self.join = PackedLinear(passes.facts["join"], passes.memory, passes.width)
+        self.join = NativeLinear(passes.facts["join"], passes.memory, passes.width)
         if draft.network.bias_layer is not None:
-            packed = PackedLinear(passes.facts["bias_layer"], passes.memory, passes.vocab_size)
+            packed = NativeLinear(passes.facts["bias_layer"], passes.memory, passes.vocab_size)
             setattr(*draft.network.bias_layer, packed)
         for head in draft.network.heads:
             for module in head.modules():

@@ -25,8 +25,8 @@ from foretoken.models.stock.dflash2 import ConvolutionLayer, GroupedConvolution
 
 class BlockDecoder(nn.Module):
     """The parts of a block draft that the kernels run: all except the embedding and the small heads
-    that condition a draft token on the token before it. Of these heads, the kernels run only the
-    layer that is as large as the output layer (`BlockNetwork.bias_layer`)."""
+    that condition a draft token on the token before it. The kernels run the layer of these heads
+    that is as large as the output layer (`BlockNetwork.bias_layer`)."""
 
     def __init__(self, draft: BlocksDraft) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ from foretoken.models.base import (
     TokenChoice,
 )
 from foretoken.models.hidden_states import HiddenStates, HiddenStateStore
-from foretoken.models.native.packed_linear import PackedLinear
+from foretoken.models.native.linear import NativeLinear
 from foretoken.models.native.pages import PAGE_POSITIONS, PagedSequence, PagePool
 from foretoken.models.native.passes import EMBEDDING_KINDS, DraftChain, NativePasses, SequencePart
 from foretoken.models.native.recurrent_states import RecurrentStates
@@ -464,7 +464,7 @@ class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
 
     def __init__(self, passes: NativePasses, facts: dict[str, Any]) -> None:
         super().__init__(passes, facts)
-        self._join = PackedLinear(passes.facts["join"], passes.memory, passes.width)
+        self._join = NativeLinear(passes.facts["join"], passes.memory, passes.width)
         self._instructions = choose_instruction_set().encode()
 
     def project_states(self, states: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from blocks import native_draft
 from foretoken import Engine, SamplingParams, Speculator
 from foretoken.errors import RefusedError
 from foretoken.kernels import library, reference
-from foretoken.models.native import packed_linear, passes
+from foretoken.models.native import linear, passes
 from foretoken.models.native.block_model import NativeBlockModel
 from foretoken.models.native.position_tables import RotaryTable
 from foretoken.models.stock.dflash import BlocksDraft
@@ -116,8 +116,8 @@ class Reference:
             return sublayer(x)
         base = array(conv.base_kernel)
         deltas = self.multiply(conv.kernel_projection, x).reshape(len(x), 2, base.shape[1], -1)
-        x = sublayer(reference.block_convolution(x, base[0], deltas[:, 0]))
-        return reference.block_convolution(x, base[1], deltas[:, 1])
+        x = sublayer(reference.convolve_block(x, base[0], deltas[:, 0]))
+        return reference.convolve_block(x, base[1], deltas[:, 1])
 
     def predict(self, given: Tensor, tokens: list[int]) -> Any:
         """The logits of the draft tokens of a block."""
@@ -149,7 +149,7 @@ def test_blocks_are_as_defined(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     for instructions in library.list_instruction_sets():
         monkeypatch.setenv(library.INSTRUCTIONS_VARIABLE, instructions)
         for threads in (1, 2, 3):
-            for module in (passes, packed_linear):
+            for module in (passes, linear):
                 monkeypatch.setattr(module, "count_threads", lambda count=threads: count)
             model = native_draft(config, TARGET)
             if not expected:

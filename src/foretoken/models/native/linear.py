@@ -14,7 +14,7 @@ from foretoken.kernels.tokens import count_threads
 from foretoken.models.native.description import make_weight_record
 
 
-class PackedLinear(nn.Module):
+class NativeLinear(nn.Module):
     """A linear layer with a packed weight.
 
     Args:
