@@ -94,8 +94,8 @@ VERBS = """
 abort accepts acquire activate add admit adopt advance allocate allot amortize answer append apply
 are as ask assemble attach ban begin bench blame break build can cancel capture certify chain check
 choose classify clear close collect commit compare compares compile compute concatenate condition
-configure continue convert convolve copies copy count counts create crop cut decode dequantize
-derive describe detach detokenize disengage distill draft drafts drain draw draws drop dump embed emit
+configure continue convert copies copy count counts create crop cut decode dequantize derive
+describe detach detokenize disengage distill draft drafts drain draw draws drop dump embed emit
 encode end engage ensure enter estimate exit expand explain export expose extend fail feed fill
 filter find finish fit fits flatten fold follows forget fork format forward from gather generate
 get group grow handle has hash hide hold holds import install interpolate is iter iterate join

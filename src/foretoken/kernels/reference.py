@@ -304,7 +304,7 @@ def convolution(x: Floats, filters: Floats, bias: Floats | None) -> Floats:
     return y
 
 
-def convolve_block(x: Floats, base: Floats, deltas: Floats) -> Floats:
+def apply_block_convolution(x: Floats, base: Floats, deltas: Floats) -> Floats:
     """Return the convolution of a block's states `[n, width]`, whose filters depend on the token:
     base `[taps, width]` plus deltas `[n, taps, groups]`. The first tap is applied to the token
     itself."""

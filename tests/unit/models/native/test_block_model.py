@@ -116,8 +116,8 @@ class Reference:
             return sublayer(x)
         base = array(conv.base_kernel)
         deltas = self.multiply(conv.kernel_projection, x).reshape(len(x), 2, base.shape[1], -1)
-        x = sublayer(reference.convolve_block(x, base[0], deltas[:, 0]))
-        return reference.convolve_block(x, base[1], deltas[:, 1])
+        x = sublayer(reference.apply_block_convolution(x, base[0], deltas[:, 0]))
+        return reference.apply_block_convolution(x, base[1], deltas[:, 1])
 
     def predict(self, given: Tensor, tokens: list[int]) -> Any:
         """The logits of the draft tokens of a block."""
