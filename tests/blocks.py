@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from transformers import PreTrainedModel
 
 from foretoken.drafters.dflash import BlockDrafter
 from foretoken.models.base import Model
+from foretoken.models.native.block_model import NativeBlockModel
+from foretoken.models.native.block_reader import BlockDecoder
+from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.stock.dflash import BlocksDraft, StockBlockModel
 from foretoken.models.stock.dflash_files import (
     build_blocks_draft,
@@ -75,3 +79,23 @@ def pair(
     target = CausalModel(network)
     target.tap(model.taps)
     return target, kind(target, model)
+
+
+def native_draft(
+    config: dict[str, Any],
+    target: PreTrainedModel,
+    dtype: str = "float32",
+    given: dict[str, Tensor] | None = None,
+) -> NativeBlockModel:
+    """The same on the native decoder."""
+    read = filed(config, target, tensors(config, target) if given is None else given)
+    network: Any = BlockDecoder(read)
+    return NativeConversion(None, dtype, lambda: copy.deepcopy(network)).load_block_model(read)
+
+
+def native_pair(config: dict[str, Any], network: PreTrainedModel) -> tuple[Model, BlockDrafter]:
+    """The same pair on the native decoder."""
+    model = native_draft(config, network)
+    conversion = NativeConversion(None, "float32", lambda: copy.deepcopy(network), taps=model.taps)
+    target = conversion.load_model()
+    return target, BlockDrafter(target, model)

@@ -16,7 +16,7 @@ import pytest
 
 import pairs
 import tiny
-from blocks import CONFIDENT, DFLASH2, DOMINO, DSPARK, ZLAB, draft, pair
+from blocks import CONFIDENT, DFLASH2, DOMINO, DSPARK, ZLAB, draft, native_pair, pair
 from exact.worlds import Case, bias
 from foretoken import SamplingParams, Speculator
 from foretoken.drafters.base import Draft
@@ -151,15 +151,21 @@ def test_other_distributions_than_those_drawn_from_show(name, liar, rule, monkey
 
 @pytest.mark.prove
 @pytest.mark.parametrize(
-    ("config", "rule"),
-    [(config, rule) for config in (CONFIDENT, ZLAB) for rule in ("block", "coupled")],
+    ("make", "config", "rule"),
+    [
+        *((pair, config, rule) for config in (CONFIDENT, ZLAB) for rule in ("block", "coupled")),
+        *(
+            pytest.param(native_pair, config, "block", marks=pytest.mark.native)
+            for config in (CONFIDENT, DFLASH2)
+        ),
+    ],
 )
-def test_sampled_texts_have_the_target_s_distribution(config, rule):
+def test_sampled_texts_have_the_target_s_distribution(make, config, rule):
     """By a chi-square whose seed is fixed: on another one it would fail once in 10 million."""
     network = tiny.llama(6, context=32, seed=10)
     params = SamplingParams(temperature=1.0, top_p=0.8, max_new_tokens=3, ignore_eos=True)
     texts = 1000
-    target, drafter = pair(config, network)
+    target, drafter = make(config, network)
     found = Speculator(target=target, drafter=drafter).generate(
         [[3, 1, 4]] * texts, params, gamma=2, rule=rule, seed=1
     )

@@ -81,6 +81,16 @@ class LatentRecord(Structure):
     )
 
 
+class BlockConvolutionRecord(Structure):
+    """ctypes mirror of struct BlockConvolution in network.h: convolutions over a block's tokens."""
+
+    _fields_ = make_fields(
+        (c_int32, "taps group"),
+        (c_void_p, "base"),
+        (WeightRecord, "deltas"),
+    )
+
+
 class LayerRecord(Structure):
     """ctypes mirror of struct Layer in network.h: the weights and settings of a layer."""
 
@@ -94,7 +104,7 @@ class LayerRecord(Structure):
         (c_float * 3, "curve"),
         (c_void_p, "sinks slopes"),
         (c_int64, "keys values step"),
-        (c_int32, "norms halved source borrowed added_first bias gate_of_heads"),
+        (c_int32, "norms halved source borrowed added_first bias block gate_of_heads"),
         (WeightRecord, "attention_gate"),
         (RecurrenceRecord, "recurrence"),
         (ExpertsRecord, "experts"),
@@ -102,6 +112,7 @@ class LayerRecord(Structure):
         (WeightRecord, "input_gate input_out"),
         (NormRecord, "after_input"),
         (c_int32, "input"),
+        (BlockConvolutionRecord, "attention_conv mlp_conv"),
         (c_void_p, "beside"),
     )
 
@@ -220,7 +231,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "chain": (c_int32, c_void_p, POINTER(PassRecord), POINTER(ChainRecord)),
     "settle": (None, c_void_p, c_void_p, c_int32),
     "join": (c_int32, c_char_p, POINTER(PairsRecord)),
-    "product": (c_int32, c_char_p, POINTER(WeightRecord), c_void_p, c_int32, c_void_p),
+    "product": (c_int32, c_char_p, POINTER(WeightRecord), c_void_p, c_int32, c_int32, c_void_p),
     "round_weights": (None, c_char_p, c_void_p, c_int64, c_void_p, c_void_p),
     "softmax": (c_int32, c_char_p, POINTER(SoftmaxRecord)),
     "draw": (None, c_char_p, POINTER(DrawsRecord)),

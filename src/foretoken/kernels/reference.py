@@ -239,15 +239,18 @@ def attention(
     biases: Floats | None = None,
     *,
     attend_to_all: bool = False,
+    window_at: int | None = None,
 ) -> Floats:
     """Return the attention of one key head for the token at position `at`. x: the scaled queries of
     that token, `[G, D]`. keys, values: `[positions, D]`. Softmax is computed in blocks of 128
     positions, each with its own maximum; then the blocks are combined.
 
     biases: Added to the scores, `[G, positions]`. attend_to_all: If True, attention is not causal,
-    as in encoders.
+    as in encoders and in block drafts. window_at: The position that the window ends at; None:
+    that of the token.
     """
-    begin, end = max(0, at - window + 1) if window else 0, len(keys) if attend_to_all else at + 1
+    begin = max(0, (at if window_at is None else window_at) - window + 1) if window else 0
+    end = len(keys) if attend_to_all else at + 1
     maximum: Any = None
     total: Any = None
     result: Any = None
@@ -298,6 +301,17 @@ def convolution(x: Floats, filters: Floats, bias: Floats | None) -> Floats:
     for tap, weight in enumerate(filters):
         back = len(filters) - 1 - tap
         y[back:] = fma(weight, x[: max(0, len(x) - back)], y[back:])
+    return y
+
+
+def apply_block_convolution(x: Floats, base: Floats, deltas: Floats) -> Floats:
+    """Return the convolution of a block's states `[n, width]`, whose filters depend on the token:
+    base `[taps, width]` plus deltas `[n, taps, groups]`. The first tap is applied to the token
+    itself."""
+    y, group = np.zeros_like(x), x.shape[1] // deltas.shape[2]
+    for tap, weight in enumerate(base[: len(x)]):
+        factors = weight + np.repeat(deltas[tap:, tap], group, axis=1)
+        y[tap:] = fma(factors, x[: len(x) - tap], y[tap:])
     return y
 
 

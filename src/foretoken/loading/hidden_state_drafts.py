@@ -2,8 +2,8 @@
 from published drafts or from the target's own files.
 
 A draft of another target is refused before the target is loaded. EAGLE-3 and MTP drafts (pairs
-decoders) run on the target's backend; if that is the native decoder, in int8 by default. Block
-drafts (DFlash, DSpark) and assistants run on torch.
+decoders) and block drafts (DFlash, DSpark) run on the target's backend; if that is the native
+decoder, in int8 by default. Assistants run on torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +22,7 @@ from torch import nn
 from foretoken.costing import stored_costs
 from foretoken.costing.pair_costs import PROBE_PROMPT
 from foretoken.drafters.assistant import AssistantDrafter
-from foretoken.drafters.dflash import BlockDrafter
+from foretoken.drafters.dflash import BlockDrafter, BlockModel
 from foretoken.drafters.mtp_stacks import MtpStackDrafter
 from foretoken.drafters.pairs import HiddenStateDraftModel, PairsDrafter
 from foretoken.errors import ForetokenError, RefusedError, log_error_kind, to_one_line
@@ -37,14 +37,16 @@ from foretoken.loading.target import LoadedTarget, PendingDraft, TargetEmbedding
 from foretoken.loading.weights import FolderWeights
 from foretoken.models.base import Model
 from foretoken.models.hidden_states import FINAL_TAP
+from foretoken.models.native.block_reader import BlockDecoder
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.stock import dflash_files, pair_files
 from foretoken.models.stock.assistant import StockAssistant
 from foretoken.models.stock.assistant_files import build_assistant
-from foretoken.models.stock.dflash import StockBlockModel
+from foretoken.models.stock.dflash import BlocksDraft, StockBlockModel
 from foretoken.models.stock.mtp_stacks import MtpStackNetwork, StockMtpStack
 from foretoken.models.stock.pair_files import PairsDraft
 from foretoken.models.stock.pairs import PairsNetwork, StockPairModel
+from foretoken.models.store import compute_key
 from foretoken.storage.cache import load_cached_values, save_cached_value
 
 log = logging.getLogger(__name__)
@@ -159,10 +161,28 @@ def _prepare_blocks(
         blocks = dflash_files.build_blocks_draft(
             draft.config, tensors, size, embeddings.embedding, head
         )
-        blocks.network.to(model.device, _choose_torch_dtype(model, options.draft_dtype))
-        return BlockDrafter(model, StockBlockModel(blocks))
+        files = target.facts.source
+        own = files and replace(draft, target_key=compute_key(files))
+        return BlockDrafter(model, _make_block_model(own, blocks, model, options.draft_dtype))
 
     return PendingDraft(attach, taps=taps)
+
+
+def _make_block_model(
+    source: PublishedDraft | None, blocks: BlocksDraft, target: Model, dtype: str | None
+) -> BlockModel:
+    """Return a block draft's model. It runs on the native decoder, in int8 by default, if the
+    target runs there and the native decoder supports the draft. Otherwise it runs on torch."""
+    dtype = None if dtype == "auto" else dtype
+    if target.runtime == "native":
+        try:
+            load: Any = partial(copy.deepcopy, BlockDecoder(blocks))
+            native = NativeConversion(source, dtype or "int8", load)
+            return native.load_block_model(blocks)
+        except RefusedError as refusal:
+            log.info("%s", refusal)
+    blocks.network.to(target.device, _choose_torch_dtype(target, dtype))
+    return StockBlockModel(blocks)
 
 
 def _require_taps(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Model:

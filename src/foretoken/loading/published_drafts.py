@@ -28,12 +28,16 @@ ARCHITECTURE_KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class PublishedDraft:
-    """A draft in a folder that was published for one target and cannot run without it."""
+    """A draft in a folder that was published for one target and cannot run without it.
+
+    target_key: The key of the target's files, for a conversion that contains the target's weights.
+    """
 
     name: str
     folder: Path
     kind: str
     config: dict[str, Any]
+    target_key: str = ""
     # attributes of a `ModelSource`, read when a draft is converted
     gguf = None
     commit = None
@@ -62,7 +66,8 @@ class PublishedDraft:
     def list_custom_code(self) -> list[str]:
         """Return the part of a conversion's cache key that distinguishes this draft from a model in
         the same folder."""
-        return [f"a draft of kind {self.kind}, in a context of its own"]
+        own = f"a draft of kind {self.kind}, in a context of its own"
+        return [own, self.target_key] if self.target_key else [own]
 
 
 def find_published(name: str | Path, revision: str | None) -> PublishedDraft | None:

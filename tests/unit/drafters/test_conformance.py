@@ -152,6 +152,8 @@ PAIRS: dict[str, Callable[[], Pair]] = {
     "native pairs": of_pairs(on_native, "float"),
     "blocks": lambda: blocks.pair(blocks.ZLAB, copy.deepcopy(network()).double()),
     "chained blocks": lambda: blocks.pair(blocks.CONFIDENT, copy.deepcopy(network()).double()),
+    "native blocks": lambda: blocks.native_pair(blocks.DFLASH2, network()),
+    "native chained blocks": lambda: blocks.native_pair(blocks.CONFIDENT, network()),
     "assistant": assisted,
 }
 BACK = {"none", "uniform", "lookup", "copy", "cascade", "mixture"}

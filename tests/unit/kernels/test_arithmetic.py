@@ -136,11 +136,13 @@ def test_products_are_as_defined(instructions: str, kind: str, form: int, extrem
         for n in (1, 2, 3, 8, 13):
             x = states(n, K, extreme=extreme)
             y = np.zeros((n, panels.outputs), np.float32)
-            library.load_library().foretoken_product(
-                instructions.encode(), ctypes.byref(weight), pointer(x), n, pointer(y)
-            )
             with np.errstate(all="ignore"):
-                assert same(y[:, :80], multiply(x))
+                expected = multiply(x)
+            for threads in (1, 2):
+                library.load_library().foretoken_product(
+                    instructions.encode(), ctypes.byref(weight), pointer(x), n, threads, pointer(y)
+                )
+                assert same(y[:, :80], expected)
 
 
 @each_set

@@ -23,7 +23,7 @@ FLAGS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all
 PASSES = """
 import os, sys
 from pathlib import Path
-import hybrids, torch, transformers
+import blocks, hybrids, tiny, torch, transformers
 from tiny_families import FAMILIES
 from foretoken.kernels import library
 from foretoken.models.base import TokenChoice
@@ -71,6 +71,18 @@ for name, more in networks:
                 results.append((one.numpy().tobytes(), two.numpy().tobytes(), str(drawn)))
                 ran += 1
         assert len(set(results)) == 1, f"{name} in {dtype} differs"
+for dtype in ("float32", "bfloat16", "int8", "int4"):
+    results = []
+    for instructions in library.list_instruction_sets():
+        os.environ[library.INSTRUCTIONS_VARIABLE] = instructions
+        for threads in (1, 2, 3):
+            made = blocks.native_draft(blocks.DFLASH2, tiny.llama(40, seed=5), dtype)
+            made.passes.threads = made.context_kv.threads = threads
+            made.start(2)
+            made.append_context([torch.ones(20, 32), torch.ones(3, 32)])
+            results.append(made.predict_block([5, 6], [4, 2])[1][0].numpy().tobytes())
+            ran += 1
+    assert len(set(results)) == 1, f"blocks in {dtype} differ"
 print(ran, "ran")
 """
 TEAM = """

@@ -71,17 +71,45 @@ def test_blocks(kind: str, runtime: str, tmp_path: Path) -> None:
     draft = blocks_of(tmp_path / kind, target, kind)
     spec = foretoken.load(folder, draft, runtime=runtime)
     (model,) = spec.drafter.holds
-    assert spec.target.runtime == runtime and spec.drafter.runtime == "transformers"
-    assert spec.target.taps and model.compute_dtype == "float32"
+    assert spec.target.runtime == spec.drafter.runtime == runtime
+    default = "int8" if runtime == "native" else "float32"
+    assert spec.target.taps and model.compute_dtype == default
     assert_own_texts(spec)
-    assert spec.generate(PROMPTS[0], gamma=3)[0].stats.draft_runtime == "transformers"
+    assert spec.generate(PROMPTS[0], gamma=3)[0].stats.draft_runtime == runtime
     spec = foretoken.load(folder, draft, runtime=runtime, draft_dtype="bfloat16")
     assert spec.drafter.holds[0].compute_dtype == "bfloat16"
     assert_own_texts(spec)
-    refused(
-        RefusedError, "draft_dtype='int8' is supported only by the native", folder, draft,
-        draft_dtype="int8", runtime=runtime,
-    )  # fmt: skip
+    if runtime == "transformers":
+        refused(
+            RefusedError, "draft_dtype='int8' is supported only by the native", folder, draft,
+            draft_dtype="int8", runtime=runtime,
+        )  # fmt: skip
+
+
+@pytest.mark.native
+def test_blocks_that_native_cannot_run_do_so_on_torch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, folder = llama(tmp_path)
+    config = {**blocks.ZLAB, "layer_types": ["sliding_attention"] * 2, "sliding_window": 2}
+    config |= {"use_sliding_window": True}
+    draft = saved(tmp_path / "draft", config, blocks.tensors(config, target))
+    with caplog.at_level("INFO"):
+        spec = foretoken.load(folder, draft, runtime="native")
+    assert spec.drafter.runtime == "transformers" and "shorter than the block" in caplog.text
+    assert_own_texts(spec)
+
+
+@pytest.mark.native
+def test_a_stored_conversion_of_blocks_is_for_one_target(tmp_path: Path) -> None:
+    """Most have the target's output layer, which other targets do not have."""
+    target, folder = llama(tmp_path)
+    draft = blocks_of(tmp_path / "draft", target)
+    found = [foretoken.load(folder, draft, runtime="native").drafter.identity for _ in range(2)]
+    target.lm_head.weight.data *= 2
+    target.save_pretrained(folder)
+    found.append(foretoken.load(folder, draft, runtime="native").drafter.identity)
+    assert found[0] is not None and found[0] == found[1] != found[2]
 
 
 @pytest.mark.native

@@ -112,13 +112,14 @@ bool room_for_experts(const Network& net, Workspace* w) {
   return done;
 }
 
-// Allocate the workspace of recurrences, attention by latents, and gates of attention
+// Allocate the workspace of recurrences, attention by latents, gates of attention, and convolutions of blocks
 bool room_for_mixers(const Network& net, Workspace* w) {
   size_t projected = 0, mixed = 0, steps = 0;
   for (int i = 0; i < net.layers; i++) {
     const Layer& layer = net.layer[i];
     const auto grow = [](size_t& x, size_t y) { x = y > x ? y : x; };
     grow(projected, layer.attention_gate.outputs);
+    for (const BlockConvolution* conv : {&layer.attention_conv, &layer.mlp_conv}) grow(projected, conv->deltas.outputs);
     if (layer.latent.rank) {
       grow(projected, layer.qkv.outputs);
       grow(mixed, layer.latent.queries.outputs);
@@ -278,14 +279,28 @@ void try_round(const float* x, int tokens, int n, int8_t* q, float* d, float* s,
   free_states(&a);
 }
 
-bool multiply(const Weight& w, const float* x, int tokens, float* y) {
+struct Multiplication {
+  const Weight& w;
+  const States& a;
+  float* y;
+};
+
+void multiply_exactly(void* what, Team& team, int me) {
+  const Exact exact;
+  const Multiplication& m = *(const Multiplication*)what;
+  for (int first, last; team.take(me, m.w.outputs / LANES, PANELS, &first, &last);)
+    product(m.w, m.a, first, last,
+            [&](int g, int t, F v) { store(m.y + size_t(t) * m.w.outputs + g * LANES, v); });
+}
+
+bool multiply(const Weight& w, const float* x, int tokens, int threads, float* y) {
   const Exact exact;
   States a;
-  const bool done = copy_states(&a, x, tokens, w.inputs);
+  bool done = copy_states(&a, x, tokens, w.inputs);
   if (done) {
     for (int t = 0; t < tokens && rounded(w); t++) round_states(a, t, 0, a.stride);
-    product(w, a, 0, w.outputs / LANES,
-            [&](int g, int t, F v) { store(y + size_t(t) * w.outputs + g * LANES, v); });
+    Multiplication m = {w, a, y};
+    done = run_in_team(threads, multiply_exactly, &m);
   }
   free_states(&a);
   return done;
@@ -293,7 +308,7 @@ bool multiply(const Weight& w, const float* x, int tokens, float* y) {
 
 bool join_pairs(const Pairs& p) {
   const Exact exact;
-  if (!multiply(*p.join, p.states, p.tokens, p.joined)) return false;
+  if (!multiply(*p.join, p.states, p.tokens, 1, p.joined)) return false;
   for (int t = 0; t < p.tokens; t++) {
     float* given = p.given + size_t(t) * (p.beside + p.width);
     embed_into(p.embeddings, p.kind, p.ids[t], p.beside, given);

@@ -15,8 +15,8 @@ struct Kernels {
   bool (*softmax)(const Softmax& softmax);  // false: not enough memory or threads
   void (*draw)(const Draws& draws);
   bool (*verify)(const Verification& verification);  // false: a draft token is outside the vocabulary
-  // x [tokens, inputs] times w: y [tokens, outputs]; false: not enough memory
-  bool (*product)(const Weight& w, const float* x, int tokens, float* y);
+  // x [tokens, inputs] times w: y [tokens, outputs]; false: not enough memory or threads
+  bool (*product)(const Weight& w, const float* x, int tokens, int threads, float* y);
   bool (*join)(const Pairs& pairs);  // false: as product
   // for tests: quantization of states, a weight row in float32, a norm, an activation
   void (*round)(const float* x, int tokens, int n, int8_t* q, float* d, float* s, int32_t* z);

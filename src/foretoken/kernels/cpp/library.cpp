@@ -114,9 +114,9 @@ EXPORTED void foretoken_round(const char* name, const float* x, int tokens, int 
                      float* s, int32_t* z) {
   kernels_named(name)->round(x, tokens, n, q, d, s, z);
 }
-// 0: not enough memory
-EXPORTED int foretoken_product(const char* name, const Weight* w, const float* x, int tokens, float* y) {
-  return kernels_named(name)->product(*w, x, tokens, y);
+// 0: not enough memory or threads
+EXPORTED int foretoken_product(const char* name, const Weight* w, const float* x, int tokens, int threads, float* y) {
+  return kernels_named(name)->product(*w, x, tokens, threads, y);
 }
 EXPORTED int foretoken_join(const char* name, const Pairs* pairs) { return kernels_named(name)->join(*pairs); }
 EXPORTED void foretoken_unpack(const char* name, const Weight* w, int output, float* y) {

@@ -122,6 +122,20 @@ struct Latent {
   const Weight *keys, *values;  // [heads], each [rank, ..] and [.., rank]
 };
 
+// Attention of a block of tokens, all of one row and in one pass, as block drafts have it: flags
+enum BlockAttention {
+  TO_BLOCK_END = 1,      // each token attends to all tokens of the block
+  FROM_BLOCK_START = 2   // the window is counted from the block's first token
+};
+
+// Two convolutions over the tokens of a block, before and after attention or the MLP, whose filters depend on the
+// token (DFlash2): number i of token t is the sum over taps k of (base[k][i] + delta[k][i / group]) * x[t - k][i]
+struct BlockConvolution {
+  int32_t taps, group;  // taps: 0: there is none; group: numbers that share a delta
+  const float* base;    // [2, taps, width]
+  Weight deltas;        // its outputs are deltas [2, taps, width / group]
+};
+
 struct Layer {
   Norm before_attention, after_attention, before_mlp, after_mlp, of_queries, of_keys, of_values;
   Weight qkv, out, gate, up, down;  // gate.panels null: a plain MLP of up and down
@@ -147,6 +161,7 @@ struct Layer {
   int32_t borrowed;     // 1: it reads the keys and values of an earlier layer, whose offsets it has
   int32_t added_first;  // 1: the norms after attention and MLP come after the residual addition
   int32_t bias;         // table of Pass::biases that is added to scores, counted from 1; 0: none
+  int32_t block;        // flags of BlockAttention
   int32_t gate_of_heads; // 1: a gate of attention for each head, 0: for each number
   Weight attention_gate; // its sigmoids multiply attention's result; panels null: none
   Recurrence recurrence;
@@ -156,6 +171,7 @@ struct Layer {
   Weight input_gate, input_out;  // panels null: none
   Norm after_input;
   int32_t input;
+  BlockConvolution attention_conv, mlp_conv;
   const Layer* beside;  // a recurrence parallel to attention, with the same input; or null
 };
 

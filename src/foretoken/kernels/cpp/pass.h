@@ -251,10 +251,12 @@ struct Span {
 
 // The positions to which a token attends
 static Span span_of(const Running& r, const Layer& layer, int row, int t) {
-  const int at = r.pass.at[t];
   if (layer.source) return {0, r.pass.source_length[row]};
-  if (r.net.encoder) return {0, r.pass.at[r.pass.row[row + 1] - 1] + 1};
-  return {layer.window && at >= layer.window ? at - layer.window + 1 : 0, r.pass.ends ? r.pass.ends[t] : at + 1};
+  const int at = r.pass.at[t], end = r.pass.at[r.pass.row[row + 1] - 1] + 1;
+  if (r.net.encoder) return {0, end};
+  const int from = layer.block & FROM_BLOCK_START ? r.pass.at[r.pass.row[row]] : at;
+  return {layer.window && from >= layer.window ? from - layer.window + 1 : 0,
+          layer.block & TO_BLOCK_END ? end : r.pass.ends ? r.pass.ends[t] : at + 1};
 }
 // The positions to which any of the tokens t0 to t1 - 1 of a row attends
 static Span span_of(const Running& r, const Layer& layer, int row, int t0, int t1) {
@@ -427,21 +429,24 @@ static States attended_to(Running& r, Team& team, int me, const Layer& layer, co
                   });
 }
 
+#include "block_convolution.h"
+
 // Add the product of w and `a`, the output of attention or MLP, to the states: as it is, after a norm, or, if
-// added_first, with the norm after the addition
+// added_first, with the norm after the addition, or after a convolution
 static void added(Running& r, Team& team, int me, const Layer& layer, const Norm& norm,
-                  const Weight& w, const States& a) {
+                  const Weight& w, const States& a, const BlockConvolution& conv = BlockConvolution()) {
   const int stride = whole_vectors(r.net.width), tokens = r.pass.tokens;
   const F factor = all(layer.residual);
   for (int first, last; team.take(me, w.outputs / LANES, PANELS, &first, &last);)
     product(w, a, first, last, [&](int g, int t, F y) {
       float* x = r.work.x + size_t(t) * stride + g * LANES;
-      if (norm.weight && !layer.added_first)
+      if ((norm.weight && !layer.added_first) || conv.taps)
         store(r.work.after + size_t(t) * stride + g * LANES, y);
       else
         store(x, layer.residual == 1.0f ? add(load(x), y) : fma(y, factor, load(x)));
     });
   team.meet();
+  if (conv.taps) return add_convolved(r, team, me, conv);
   if (!norm.weight) return;
   for (int first, last; team.take(me, tokens, 1, &first, &last);)
     for (int t = first; t < last; t++) {
@@ -501,7 +506,9 @@ static bool mix_tokens(Running& r, Team& team, int me, const Layer& layer, bool 
   Workspace& w = r.work;
   const int tokens = r.pass.tokens;
   const States a = first_of_pairs ? paired(r, team, me, layer)
-                                  : normed(r, team, me, layer.before_attention, w.x, tokens,
+                   : layer.attention_conv.taps
+                       ? convolved(r, team, me, layer.attention_conv, layer.before_attention, rounded(layer.qkv))
+                       : normed(r, team, me, layer.before_attention, w.x, tokens,
                                            rounded(layer.qkv) || (layer.beside && rounded(layer.beside->qkv)),
                                            w.own[me], w.shared);
   if (layer.parallel) {  // before attention is added to the states
@@ -521,7 +528,7 @@ static bool mix_tokens(Running& r, Team& team, int me, const Layer& layer, bool 
     if (!layer.out.panels) return false;
     attended = attended_to(r, team, me, layer, a);
   }
-  added(r, team, me, layer, layer.after_attention, layer.out, attended);
+  added(r, team, me, layer, layer.after_attention, layer.out, attended, layer.attention_conv);
   if (layer.beside) added(r, team, me, *layer.beside, Norm(), layer.beside->out, recurred(r, team, me, *layer.beside, a));
   return true;
 }
@@ -536,14 +543,15 @@ static void layer_of(Running& r, Team& team, int me, int number) {
   if (!layer.up.panels && !layer.experts.count) return;
   if (!layer.parallel) {
     const Weight& first = layer.gate.panels ? layer.gate : layer.up;
-    mlp = normed(r, team, me, layer.before_mlp, w.x, tokens, layer.up.panels && any_rounded(first, layer.up),
-                 w.own[me], w.shared);
+    const bool round = layer.up.panels && any_rounded(first, layer.up);
+    mlp = layer.mlp_conv.taps ? convolved(r, team, me, layer.mlp_conv, layer.before_mlp, round)
+                              : normed(r, team, me, layer.before_mlp, w.x, tokens, round, w.own[me], w.shared);
   }
   if (layer.experts.count) {
     run_experts(r, team, me, layer, mlp);
   } else {
     gate(r, team, me, layer, mlp);
-    added(r, team, me, layer, layer.after_mlp, layer.down, view(w.inner, layer.up.outputs, tokens));
+    added(r, team, me, layer, layer.after_mlp, layer.down, view(w.inner, layer.up.outputs, tokens), layer.mlp_conv);
   }
   if (layer.input_gate.panels) add_inputs(r, team, me, layer);
   if (layer.factor == 1.0f) return;

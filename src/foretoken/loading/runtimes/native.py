@@ -141,8 +141,6 @@ def _make_conversion(model: ModelFacts, dtype: str) -> NativeConversion:
     """Return the conversion of a model; a model in memory is copied. Raises RefusedError for a
     precision that the native decoder lacks, or if the decoder was not compiled."""
     require_library()
-    if dtype not in conversion.NATIVE_DTYPES:
-        raise RefusedError(f"the native decoder does not support {dtype}")
     if model.source is None:
         return NativeConversion(None, dtype, partial(copy.deepcopy, model.structure))
     load = partial(model.load_network, "float32", torch.device("cpu"))

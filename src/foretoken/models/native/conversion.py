@@ -42,6 +42,8 @@ LAYER_PRODUCTS = ("qkv", "out", "gate", "up", "down")  # weights of a layer that
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from foretoken.models.native.block_model import NativeBlockModel
+    from foretoken.models.stock.dflash import BlocksDraft
     from foretoken.models.stock.selfcheck import CheckedBackend
 
 
@@ -64,6 +66,10 @@ class NativeConversion:
     get_extra_facts: Callable[[], dict[str, Any]] = dict
     layers: tuple[int, ...] = ()
     taps: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.dtype not in NATIVE_DTYPES:
+            raise RefusedError(f"the native decoder does not support {self.dtype}")
 
     @property
     def name(self) -> str:
@@ -110,6 +116,12 @@ class NativeConversion:
             )
         passes.share_pages(target.passes, layers)
         return NativeTargetCopy(target, passes, facts)
+
+    def load_block_model(self, draft: BlocksDraft) -> NativeBlockModel:
+        """Return the native model of a block draft, of which this is the conversion."""
+        from foretoken.models.native.block_model import NativeBlockModel  # late: takes seconds
+
+        return NativeBlockModel(draft, *self._load_passes())
 
     def _load_passes(self) -> tuple[NativePasses, dict[str, Any]]:
         found = None

@@ -26,6 +26,7 @@ from foretoken.models.native.network import (
     DELTA,
     KERNEL_ACTIVATIONS,
     Attention,
+    BlockConvolution,
     Decoder,
     DecoderLayer,
     Experts,
@@ -43,17 +44,20 @@ from foretoken.models.quantized_blocks import Floats
 if TYPE_CHECKING:  # takes seconds to import
     from transformers import PreTrainedModel
 
+    from foretoken.models.native.block_reader import BlockDecoder, BlockNetworks
+
 WEIGHTS_FILE = "weights.bin"
 ALIGNMENT_BYTES, PREFETCH_SLACK_BYTES = 64, 8192  # the kernels prefetch past the last panel
 PRECISION_BITS = {"int8": 8, "int4": 4}
 NORM_FIELDS = "before_attention", "after_attention", "before_mlp", "after_mlp"
 NORM_FIELDS += "of_queries", "of_keys", "of_values"
 NORM_EACH_HEAD, NORM_ALL_HEADS, NORM_AFTER_ROTARY = 1, 2, 4  # norms of heads, as in network.h
+BLOCK_TO_END, BLOCK_FROM_START = 1, 2  # attention of block drafts, as in network.h
 RING_TOKENS = 72  # tokens in the rings of a sequence's recurrent states, as in network.h
 NO_HEADS = 1, LANES  # (heads, width) of placeholder keys, for a network without attention
 LAYER_HEADER_NUMBERS = 16  # size of the header of a layer's recurrent states, as in network.h
 # fields with the offset of an array in the file
-OFFSET_FIELDS = {"panels", "bias", "weight", "at", "sinks", "slopes"}
+OFFSET_FIELDS = {"panels", "bias", "weight", "at", "sinks", "slopes", "base"}
 MAX_LOSSLESS_BITS = 4  # a checkpoint's blocks of at most 4 bits are stored as they are
 
 
@@ -146,7 +150,7 @@ def _get_bias(linear: Linear) -> Floats:
 
 
 def describe(
-    network: PreTrainedModel, folder: Path, dtype: str, switch: int | None = None
+    network: PreTrainedModel | BlockDecoder, folder: Path, dtype: str, switch: int | None = None
 ) -> dict[str, Any]:
     """Write a network's weights into a folder; return its description. Raises RefusedError for a
     network that the kernels do not support.
@@ -155,11 +159,13 @@ def describe(
     sequences have the same frequencies.
     """
     # late: the readers import transformers, which a stored conversion loads without
-    from foretoken.models.native import encoder_decoder_reader, network_reader
+    from foretoken.models.native import block_reader, encoder_decoder_reader, network_reader
 
     with (folder / WEIGHTS_FILE).open("wb") as file:
         writer = WeightFile(file, dtype)
-        if network.config.is_encoder_decoder:
+        if isinstance(network, block_reader.BlockDecoder):
+            facts = _write_block_networks(block_reader.BlockReader(network).read_networks(), writer)
+        elif network.config.is_encoder_decoder:
             encoder, cross_kv, decoder = encoder_decoder_reader.EncoderDecoderReader(
                 network
             ).read_stacks()
@@ -186,6 +192,19 @@ def describe(
             facts["ropes"] = [_describe_rope(rope, reader.base, switch) for rope in decoder.ropes]
         writer.append(np.zeros(PREFETCH_SLACK_BYTES, np.uint8))
     return facts
+
+
+def _write_block_networks(networks: BlockNetworks, writer: WeightFile) -> dict[str, Any]:
+    """Write the weights of a block draft; return its description."""
+    ropes = {"ropes": [asdict(rope) for rope in networks.blocks.ropes]}
+    bias_layer = networks.bias_layer
+    return {
+        **_write_network(networks.blocks, writer),
+        **ropes,
+        "join": writer.append_weight([networks.join]),
+        "bias_layer": bias_layer and writer.append_weight([bias_layer], 8),
+        "context_kv": _write_network(networks.context_kv, writer) | ropes,
+    }
 
 
 def _drop_offsets(facts: Any) -> Any:
@@ -322,6 +341,7 @@ def _write_layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> d
         "source": int(part.attends_to_source),
         "added_first": int(layer.norm_after_add),
         "bias": part.bias,
+        "block": BLOCK_TO_END * part.to_block_end + BLOCK_FROM_START * part.from_block_start,
         "gate_of_heads": int(part.gate is not None and len(part.gate.weight) == part.heads),
         "attention_gate": part.gate and writer.append_weight([part.gate]),
         "recurrence": recurrence,
@@ -334,6 +354,17 @@ def _write_layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> d
         "input_gate": layer.input and writer.append_weight([layer.input.gate]),
         "input_out": layer.input and writer.append_weight([layer.input.out]),
         "after_input": layer.input and writer.append_norm(layer.input.norm),
+        "attention_conv": _write_convolution(layer.convolutions[0], writer),
+        "mlp_conv": _write_convolution(layer.convolutions[1], writer),
+    }
+
+
+def _write_convolution(part: BlockConvolution | None, writer: WeightFile) -> dict[str, Any] | None:
+    return part and {
+        "taps": part.base.shape[1],
+        "group": part.group,
+        "base": writer.append(part.base),
+        "deltas": writer.append_weight([part.deltas]),
     }
 
 

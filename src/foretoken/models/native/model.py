@@ -17,7 +17,6 @@ from torch import Tensor
 from foretoken.errors import RefusedError
 from foretoken.kernels.library import (
     PairsRecord,
-    WeightRecord,
     choose_instruction_set,
     load_library,
 )
@@ -30,7 +29,7 @@ from foretoken.models.base import (
     TokenChoice,
 )
 from foretoken.models.hidden_states import HiddenStates, HiddenStateStore
-from foretoken.models.native.description import make_weight_record
+from foretoken.models.native.linear import NativeLinear
 from foretoken.models.native.pages import PAGE_POSITIONS, PagedSequence, PagePool
 from foretoken.models.native.passes import EMBEDDING_KINDS, DraftChain, NativePasses, SequencePart
 from foretoken.models.native.recurrent_states import RecurrentStates
@@ -465,25 +464,19 @@ class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
 
     def __init__(self, passes: NativePasses, facts: dict[str, Any]) -> None:
         super().__init__(passes, facts)
-        self._rest_records: list[WeightRecord] = []
-        self._join = make_weight_record(passes.facts["join"], passes.memory, self._rest_records)
+        self._join = NativeLinear(passes.facts["join"], passes.memory, passes.width)
         self._instructions = choose_instruction_set().encode()
 
     def project_states(self, states: Tensor) -> Tensor:
         """Return the target's hidden states at the taps, `[N, W]`, projected to the draft model's
         width, `[N, H]`. Raises MemoryError."""
-        states = states.float().contiguous()
-        made = torch.empty(len(states), self._join.outputs)
-        pointers = states.data_ptr(), len(states), made.data_ptr()
-        if not load_library().foretoken_product(self._instructions, self._join, *pointers):
-            raise MemoryError("not enough memory to project the target's hidden states")
-        return made[:, : self.passes.width]
+        return self._join(states)
 
     def set_draft_pairs(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
         n, E, H = len(tokens), embeddings.shape[1], self.passes.width
         own = states.float().contiguous()
-        given, joined = torch.empty(n, E + H), torch.empty(n, self._join.outputs)
-        record = PairsRecord(n, E, H, EMBEDDING_KINDS[embeddings.dtype], pointer(self._join))
+        given, joined = torch.empty(n, E + H), torch.empty(n, self._join.record.outputs)
+        record = PairsRecord(n, E, H, EMBEDDING_KINDS[embeddings.dtype], pointer(self._join.record))
         ids = np.array(tokens, np.int64)
         record.ids, record.embeddings = ids.ctypes.data, embeddings.data_ptr()
         record.states, record.joined = own.data_ptr(), joined.data_ptr()

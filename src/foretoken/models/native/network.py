@@ -145,6 +145,10 @@ class Attention:
     bias: int = 0  # number of a table in `Decoder.distance_biases`, from 1; 0: none
     gate: Linear | None = None  # sigmoids of its outputs multiply attention's result, before `out`
     latent: Latent | None = None  # weights of latents, which are cached in place of keys and values
+    # in block drafts: whether tokens attend to all tokens of their block, and whether the window is
+    # counted from the block's first token
+    to_block_end: bool = False
+    from_block_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +227,16 @@ class RecurrentMixer:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockConvolution:
+    """Two convolutions over the tokens of a block, before and after attention or an MLP (DFlash2).
+    The filter of a token is `base` plus deltas, which `deltas` computes from the token's state."""
+
+    base: Floats  # [2, taps, width]
+    deltas: Linear  # its outputs: [2, taps, width / group]
+    group: int  # numbers of a state that share a delta
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """A layer: attention or a recurrence, followed by an MLP, experts or both. Either half may be
     missing."""
@@ -240,6 +254,8 @@ class DecoderLayer:
     input: LayerInput | None = None
     # a recurrence with the same input as attention; both outputs are added to the residual
     parallel_mixer: RecurrentMixer | None = None
+    # of a block draft: around attention, and around the MLP
+    convolutions: tuple[BlockConvolution | None, BlockConvolution | None] = (None, None)
 
 
 @dataclass(frozen=True, slots=True)

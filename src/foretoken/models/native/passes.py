@@ -242,6 +242,11 @@ class NativePasses:
             self.layer_offsets[i] = offsets
         return made
 
+    def open_context_kv(self) -> NativePasses:
+        """Return the passes that compute a block draft's context: keys and values of the target's
+        hidden states, in the same pages as this network's."""
+        return NativePasses(self.folder, self.facts["context_kv"])
+
     def share_pages(self, target: NativePasses, layers: list[int]) -> None:
         """From now on, run only the layers `layers`, over the pages of `target`. Raises
         RefusedError if one of these layers uses the keys and values of a layer that is left out."""

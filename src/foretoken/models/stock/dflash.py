@@ -10,6 +10,7 @@ both directions. The layers are Qwen3's, as in all published drafters.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,6 +208,20 @@ class BlockNetwork(nn.Module):
             # In a list, so that conversions of the network leave its buffers in float32
             self.rotary = [Qwen3RotaryEmbedding(config)]
 
+    @property
+    def heads(self) -> list[nn.Module]:
+        """The small heads, which take the layers' results at one draft token after another."""
+        heads = self.markov_head, self.confidence_head, self.candidate_selector, self.domino_head
+        return [head for head in heads if head is not None]
+
+    @property
+    def bias_layer(self) -> tuple[nn.Module, str] | None:
+        """The layer with which a head computes biases on all logits: the module that has the layer,
+        and its name in this module. None if no head has such a layer."""
+        if self.markov_head is not None:
+            return self.markov_head, "markov_w2"
+        return None if self.domino_head is None else (self.domino_head.embed_proj, "2")
+
     def make_context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return, for each layer, the keys and values `[N, heads, dim]` of the target's hidden
         states `[N, W]` at these positions."""
@@ -288,25 +303,84 @@ class BlocksDraft:
     ids: Tensor | None
 
 
-class StockBlockModel(Component):
+class BlockDraftModel(Component, ABC):
+    """A block drafter without the layers, which a backend runs: its layout, and the small heads
+    that condition each draft token on the token before it."""
+
+    capabilities = Capabilities(memory=True)
+
+    def __init__(self, draft: BlocksDraft) -> None:
+        network = draft.network
+        self.layout, self.config, self.taps = network.layout, network.config, network.layout.taps
+        self.embedding, self.ids = draft.embedding, draft.ids
+        self.markov_head, self.confidence_head = network.markov_head, network.confidence_head
+        self.candidate_selector, self.domino_head = network.candidate_selector, network.domino_head
+        self.is_conditional = any(head is not self.confidence_head for head in network.heads)
+        self.embedding_scale = network.embedding_scale
+        self.max_draft_tokens = network.layout.max_draft_tokens
+        self.num_anchors = int(not network.layout.sample_from_anchor)  # without a draft token
+
+    @property
+    @abstractmethod
+    def lengths(self) -> list[int]:
+        """The number of tokens in each sequence's context."""
+
+    def clear(self) -> None:
+        self.permute([])
+
+    @abstractmethod
+    def permute(self, rows: list[int]) -> None:
+        """Replace sequence b by the former sequence rows[b]; rows may be repeated or left out."""
+
+    def leave(self, rows: list[int]) -> None:
+        """Remove these sequences; later sequences move up."""
+        self.permute(list_remaining_rows(len(self.lengths), rows))
+
+    @torch.inference_mode()
+    def append_context(self, states: list[Tensor]) -> int:
+        """Append the target's hidden states, one `[n, W]` for each sequence, to the contexts.
+        Returns the number of forward passes."""
+        max_new = max(map(len, states), default=0)
+        for at in range(0, max_new, PREFILL_CHUNK_TOKENS):
+            parts = [x[at : at + PREFILL_CHUNK_TOKENS] for x in states]
+            flat = torch.cat([part for part in parts if len(part)])
+            self._append(flat, [len(part) for part in parts])
+        return -(-max_new // PREFILL_CHUNK_TOKENS)
+
+    @abstractmethod
+    def _append(self, states: Tensor, counts: list[int]) -> None:
+        """Append counts[b] of the hidden states `[sum(counts), W]` to the context of each sequence
+        b."""
+
+    @torch.inference_mode()
+    def condition_on_previous(
+        self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Condition one draft token of each sequence on the token before it; see
+        `apply_markov_head`, `CandidateSelector` and `DominoHead`."""
+        tokens = send(tokens, states.device)
+        if self.candidate_selector is not None:
+            return self.candidate_selector(states, logits, tokens), None, None
+        if self.domino_head is not None:
+            logits, memory = self.domino_head(states, logits, self.embedding(tokens), memory)
+            return logits, None, memory
+        return apply_markov_head(
+            self.markov_head, self.confidence_head, states, logits, tokens, memory
+        )
+
+
+class StockBlockModel(BlockDraftModel):
     """A block drafter that runs on torch, in the precision of its weights, over the contexts of a
     batch of sequences of different lengths."""
 
     runtime = "transformers"
-    capabilities = Capabilities(memory=True)
 
     def __init__(self, draft: BlocksDraft) -> None:
-        self.network, self.head, network = draft.network, draft.head, draft.network
-        weight = network.fc.weight
-        self.layout, self.config = network.layout, network.config
+        super().__init__(draft)
+        self.network, self.head = draft.network, draft.head
+        weight = self.network.fc.weight
         self.device, self.itemsize = weight.device, weight.itemsize
-        self.embedding, self.ids = draft.embedding, draft.ids
-        self.markov_head, self.confidence_head = network.markov_head, network.confidence_head
-        self.candidate_selector, self.domino_head = network.candidate_selector, network.domino_head
-        heads = (self.markov_head, self.candidate_selector, self.domino_head)
-        self.is_conditional = any(head is not None for head in heads)
-        self.max_draft_tokens, self.taps = network.layout.max_draft_tokens, network.layout.taps
-        self.context: int | None = network.config.max_position_embeddings
+        self.context: int | None = self.config.max_position_embeddings
         self.cache = self._make_cache(0)
         self.compute_dtype = str(weight.dtype).removeprefix("torch.")
         self.identity: str | None = (
@@ -318,7 +392,6 @@ class StockBlockModel(Component):
 
     @property
     def lengths(self) -> list[int]:
-        """The number of tokens in each sequence's context."""
         return self.cache.lengths
 
     def compute_cache_bytes(self, lengths: list[int], sources: list[int]) -> int:
@@ -334,67 +407,30 @@ class StockBlockModel(Component):
         else:
             self.cache = self._make_cache(rows)
 
-    def clear(self) -> None:
-        self.permute([])
-
     @torch.inference_mode()
     def permute(self, rows: list[int]) -> None:
-        """Replace sequence b by the former sequence rows[b]; rows may be repeated or left out."""
         if rows:
             self.cache.select(rows)
         else:
             self.cache = self._make_cache(0)
 
-    def leave(self, rows: list[int]) -> None:
-        """Remove these sequences; later sequences move up."""
-        self.permute(list_remaining_rows(len(self.lengths), rows))
-
-    @torch.inference_mode()
-    def append_context(self, states: list[Tensor]) -> int:
-        """Append the target's hidden states, one `[n, W]` for each sequence, to the contexts.
-        Returns the number of forward passes."""
-        max_new = max(map(len, states), default=0)
-        for at in range(0, max_new, PREFILL_CHUNK_TOKENS):
-            parts = [x[at : at + PREFILL_CHUNK_TOKENS] for x in states]
-            counts = [len(part) for part in parts]
-            ranges = zip(self.lengths, counts, strict=True)
-            positions = torch.cat([torch.arange(first, first + n) for first, n in ranges])
-            flat = torch.cat([part for part in parts if len(part)])
-            self._append(send(flat, self.device), send(positions, self.device), counts)
-        return -(-max_new // PREFILL_CHUNK_TOKENS)
-
     @torch.inference_mode()
     def predict_block(self, anchors: list[int], counts: list[int]) -> tuple[Tensor, Tensor]:
         """Return hidden states `[B, G, H]` and logits `[B, G, Vd]` for counts[b] draft tokens that
         follow anchors[b], the last token of sequence b. The contexts do not change."""
-        skip = int(not self.layout.sample_from_anchor)
+        skip = self.num_anchors
         block = torch.full((len(anchors), max(counts) + skip), self.layout.mask_token_id)
         block[:, 0] = torch.tensor(anchors)
         sizes = send(torch.tensor(counts), self.device) + skip
         return self._forward_block(self.embedding(send(block, self.device)), sizes)
 
-    @torch.inference_mode()
-    def condition_on_previous(
-        self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Condition one draft token of each sequence on the token before it; see
-        `apply_markov_head`, `CandidateSelector` and `DominoHead`."""
-        tokens = send(tokens, self.device)
-        if self.candidate_selector is not None:
-            return self.candidate_selector(states, logits, tokens), None, None
-        if self.domino_head is not None:
-            logits, memory = self.domino_head(states, logits, self.embedding(tokens), memory)
-            return logits, None, memory
-        return apply_markov_head(
-            self.markov_head, self.confidence_head, states, logits, tokens, memory
-        )
-
-    def _append(self, states: Tensor, positions: Tensor, counts: list[int]) -> None:
-        """Append counts[b] of the hidden states `[sum(counts), W]` to the context of each sequence
-        b. Keys and values do not depend on other tokens, so they are computed before the padding is
-        added."""
-        cache = self.cache
-        made = self.network.make_context(states.to(self.network.fc.weight.dtype), positions)
+    def _append(self, states: Tensor, counts: list[int]) -> None:
+        """Append hidden states to the contexts. Keys and values do not depend on other tokens, so
+        they are computed before the padding is added."""
+        cache, ranges = self.cache, zip(self.lengths, counts, strict=True)
+        positions = torch.cat([torch.arange(first, first + n) for first, n in ranges])
+        states = send(states, self.device).to(self.network.fc.weight.dtype)
+        made = self.network.make_context(states, send(positions, self.device))
         cache.prepare(max(counts))
         for i, pair in enumerate(made):
             k, v = (pad_sequence(list(x.split(counts)), batch_first=True) for x in pair)
@@ -406,7 +442,7 @@ class StockBlockModel(Component):
     def _forward_block(self, embedded: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Return hidden states and logits for embedded blocks `[B, n, H]`. Block b has sizes[b]
         positions without padding. The contexts do not change."""
-        cache, skip = self.cache, int(not self.layout.sample_from_anchor)
+        cache, skip = self.cache, self.num_anchors
         cache.prepare(embedded.shape[1])
         slots = torch.arange(cache.end, device=self.device)
         full, windowed = self.network.make_masks(cache.positions, slots, cache.to_slot_order(sizes))

@@ -110,7 +110,7 @@ def run_product(weight: library.WeightRecord, x: np.ndarray) -> np.ndarray:
     y = np.zeros((len(x), weight.outputs), np.float32)
     call, name = library.load_library().foretoken_product, library.choose_instruction_set().encode()
     first, last = (ctypes.c_void_p(array.ctypes.data) for array in (x, y))
-    call(name, ctypes.byref(weight), first, len(x), last)
+    call(name, ctypes.byref(weight), first, len(x), 1, last)
     return y
 
 
