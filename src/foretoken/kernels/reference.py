@@ -239,13 +239,15 @@ def attention(
     biases: Floats | None = None,
     *,
     attend_to_all: bool = False,
+    kept_blocks: tuple[int, int] | None = None,
 ) -> Floats:
     """Return the attention of one key head for the token at position `at`. x: the scaled queries of
     that token, `[G, D]`. keys, values: `[positions, D]`. Softmax is computed in blocks of 128
     positions, each with its own maximum; then the blocks are combined.
 
     biases: Added to the scores, `[G, positions]`. attend_to_all: If True, attention is not causal,
-    as in encoders.
+    as in encoders. kept_blocks: If not None, a token attends only to this many first blocks, and to
+    this many last blocks, including its own block.
     """
     begin, end = max(0, at - window + 1) if window else 0, len(keys) if attend_to_all else at + 1
     maximum: Any = None
@@ -257,6 +259,9 @@ def attention(
         ATTENTION_BLOCK_POSITIONS,
     ):
         first, last = max(begin, start), min(end, start + ATTENTION_BLOCK_POSITIONS)
+        block, own_block = start // ATTENTION_BLOCK_POSITIONS, at // ATTENTION_BLOCK_POSITIONS
+        if kept_blocks and kept_blocks[0] <= block <= own_block - kept_blocks[1]:
+            continue
         scores = np.zeros((len(x), last - first), np.float32)
         for d in range(x.shape[1]):
             scores = fma(x[:, d, None], keys[first:last, d], scores)
