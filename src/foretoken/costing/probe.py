@@ -19,6 +19,7 @@ from foretoken.costing.costs import Costs, LongContextCosts, costs_from_steps, i
 from foretoken.costing.stored_costs import StoredCosts
 from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.engine.batch import Batch
+from foretoken.models.base import Model
 from foretoken.records import StepRecord
 from foretoken.request import Request, SequenceState
 from foretoken.sampling.acceptance_rules import block
@@ -124,7 +125,9 @@ def _probe_long_context(
         MIN_ROUNDS,
     )
     long_costs = costs_from_steps(_drop_settling(seq.records, LONG_CONTEXT_DRAFT_SIZES))
-    return LongContextCosts(length, long_costs.draft, long_costs.score)
+    model = batch.drafter.model
+    limit = model.max_attended_tokens if isinstance(model, Model) else None
+    return LongContextCosts(length, long_costs.draft, long_costs.score, limit)
 
 
 def probe_shared(
