@@ -284,9 +284,7 @@ class NativePasses:
         """The maximum number of positions that a token attends to; None: no limit."""
         if "last_blocks" not in self.facts:
             return None
-        return (
-            self.facts["first_blocks"] + self.facts["last_blocks"]
-        ) * ATTENTION_BLOCK_POSITIONS
+        return (self.facts["first_blocks"] + self.facts["last_blocks"]) * ATTENTION_BLOCK_POSITIONS
 
     def run(
         self,
