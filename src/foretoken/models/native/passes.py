@@ -34,7 +34,7 @@ EMBEDDING_KINDS = {
 MAX_PASS_TOKENS = 256  # longer inputs take several passes: bounds the memory of activations
 # A copy of the target attends to the first blocks of positions (attention sinks) and the last ones.
 # Keys and values of the last blocks may take this share of the bytes of the copy's weights
-NUM_SINK_BLOCKS, MIN_LAST_BLOCKS, MAX_LAST_BLOCKS_SHARE = 1, 8, 0.25
+NUM_SINK_BLOCKS, MIN_LAST_BLOCKS, MAX_LAST_BLOCKS_SHARE = 1, 16, 0.25
 
 
 class SequencePart(NamedTuple):
