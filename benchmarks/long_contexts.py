@@ -56,9 +56,11 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("--draft", help="a draft model")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--text", type=Path, help="the prompts are its first tokens")
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--gamma", type=int, help="the same for all steps; default: chosen")
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--drift", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
@@ -95,19 +97,20 @@ def asked(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def load_all(arguments: argparse.Namespace) -> dict[str, tuple[Speculator, int | None]]:
     """The contestants and their gamma. All but the draft model's have the same target."""
-    own = foretoken.load(arguments.target, "self:int4", dtype=arguments.dtype)
+    kinds: Any = {"dtype": arguments.dtype, "kv_dtype": arguments.kv_dtype}
+    own = foretoken.load(arguments.target, "self:int4", **kinds)
     own_copy: Any = own.drafter.model
     over_all = replace(own, drafter=LMDrafter(attend_to_all(own_copy)), draft_name="self:int4, all")
     by_lookup = replace(own, drafter=LookupDrafter(), draft_name="lookup")
     specs: dict[str, tuple[Speculator, int | None]] = {
         PLAIN: (by_lookup, 0),
-        "lookup": (by_lookup, None),
-        "self:int4, all": (over_all, None),
-        "self:int4": (own, None),
+        "lookup": (by_lookup, arguments.gamma),
+        "self:int4, all": (over_all, arguments.gamma),
+        "self:int4": (own, arguments.gamma),
     }
     if arguments.draft:
-        spec = foretoken.load(arguments.target, arguments.draft, dtype=arguments.dtype)
-        specs["draft model"] = spec.prepared(), None
+        spec = foretoken.load(arguments.target, arguments.draft, **kinds)
+        specs["draft model"] = spec.prepared(), arguments.gamma
     for spec, _ in specs.values():
         for part in spec.core.batch.prefix_caching_parts:
             if isinstance(part, NativeModel) and part.pool.prefix_cache is None:
@@ -196,7 +199,7 @@ def generate(
 
 def drift(spec: Speculator, prompt: list[int], arguments: Any) -> list[float | None]:
     """The mean of beta of verified draft tokens, by thousands of new tokens."""
-    completion = generate(spec, prompt, arguments.temperature, arguments.drift, 0, None)
+    completion = generate(spec, prompt, arguments.temperature, arguments.drift, 0, arguments.gamma)
     parts: list[list[float]] = [[] for _ in range(1 + arguments.drift // THOUSAND)]
     written = 0
     for step in completion.steps:
