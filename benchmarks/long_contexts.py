@@ -92,7 +92,8 @@ def main() -> None:
 
 def asked(arguments: argparse.Namespace) -> dict[str, Any]:
     named = {name: value for name, value in vars(arguments).items() if name not in ("out", "text")}
-    return named | {"target": Path(arguments.target).name}
+    names = {"target": Path(arguments.target).name}
+    return named | names | ({"draft": Path(arguments.draft).name} if arguments.draft else {})
 
 
 def load_all(arguments: argparse.Namespace) -> dict[str, tuple[Speculator, int | None]]:
