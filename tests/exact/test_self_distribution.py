@@ -97,8 +97,12 @@ class Keeping(HostTable):
             row.append(entry)
 
 
-class Unrounded(LMDrafter):
-    """Says that its draft tokens were drawn from the distribution of the target itself."""
+class Claiming(LMDrafter):
+    """Says that its draft tokens were drawn from another distribution than they were."""
+
+    def __init__(self, model: base.Model, claimed: Model) -> None:
+        super().__init__(model)
+        self.claimed = claimed
 
     def propose(self, gamma, draw):
         draft = super().propose(gamma, draw)
@@ -108,7 +112,7 @@ class Unrounded(LMDrafter):
             zip(self._sequences.token_ids, draft.tokens.tolist(), strict=True)
         ):
             for i in range(len(x)):
-                q[b, i] = torch.tensor(P((*text, *x[:i])))
+                q[b, i] = torch.tensor(self.claimed((*text, *x[:i])))
         return replace(draft, q=q)
 
 
@@ -116,13 +120,18 @@ class Copy(NativeTargetCopy):
     capabilities = replace(NativeTargetCopy.capabilities, chain=False)
 
 
-def copy(target: Any) -> Copy:
-    passes: Any = COPY
+def narrow(text: tuple[int, ...]) -> Any:
+    """The copy that attends only to the first and the last token of a sequence."""
+    return COPY((text[0], text[-1]))
+
+
+def copy(target: Any, passes: Any = COPY) -> Copy:
     return Copy(target, passes, {"computed": "float64"})
 
 
 DRAFTERS = {
     "self": lambda target: LMDrafter(copy(target)),
+    "self-of-first-and-last": lambda target: LMDrafter(copy(target, narrow)),
     "behind-lookup": lambda target: MixtureDrafter(
         [(LookupDrafter(), 1), (LMDrafter(copy(target)), None)]
     ),
@@ -170,5 +179,11 @@ def test_a_draft_token_whose_entry_stays_is_seen(rule, monkeypatch):
 
 @pytest.mark.parametrize("rule", EXACT_RULES)
 def test_a_q_of_the_unrounded_model_is_seen(rule, monkeypatch):
-    liar = case(lambda target: Unrounded(copy(target)), EXACT_RULES[rule])
+    liar = case(lambda target: Claiming(copy(target), P), EXACT_RULES[rule])
+    assert bias(liar, P, monkeypatch) > VISIBLE
+
+
+@pytest.mark.parametrize("rule", EXACT_RULES)
+def test_a_q_of_a_copy_that_attends_to_all_tokens_is_seen(rule, monkeypatch):
+    liar = case(lambda target: Claiming(copy(target, narrow), COPY), EXACT_RULES[rule])
     assert bias(liar, P, monkeypatch) > VISIBLE

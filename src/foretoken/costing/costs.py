@@ -36,6 +36,7 @@ class LongContextCosts:
     context: int  # tokens
     draft: CostTable
     score: CostTable
+    draft_limit: int | None = None  # context at which drafting stops taking more time; None: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +147,17 @@ def costs_at_context(costs: Costs, context: int, batch_size: int = 1) -> Costs:
     short, long = costs, costs.far
     if long is None or context <= short.context:
         return costs
-    share = (context - short.context) / (long.context - short.context)
+    draft_context = min(context, max(long.draft_limit or context, long.context))
 
-    def more(there: CostTable, here: CostTable, x: float) -> float:
+    def more(length: int, there: CostTable, here: CostTable, x: float) -> float:
+        share = (length - short.context) / (long.context - short.context)
         return share * max(0.0, float(interpolate(there, x) - interpolate(here, x)))
 
     score = (
-        (n, t + batch_size * more(long.score, short.score, max(1, n / batch_size)))
+        (n, t + batch_size * more(context, long.score, short.score, max(1, n / batch_size)))
         for n, t in short.score
     )
-    draft = ((n, t + more(long.draft, short.draft, n)) for n, t in short.draft)
+    draft = ((n, t + more(draft_context, long.draft, short.draft, n)) for n, t in short.draft)
     return replace(short, score=_make_rising(dict(score)), draft=tuple(draft))
 
 

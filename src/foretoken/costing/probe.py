@@ -19,6 +19,7 @@ from foretoken.costing.costs import Costs, LongContextCosts, costs_from_steps, i
 from foretoken.costing.stored_costs import StoredCosts
 from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.engine.batch import Batch
+from foretoken.models.base import Model
 from foretoken.records import StepRecord
 from foretoken.request import Request, SequenceState
 from foretoken.sampling.acceptance_rules import block
@@ -38,6 +39,8 @@ MAX_PROBE_SECONDS = 1.0  # after this time, no round begins except the second
 MAX_ROUNDS, MIN_ROUNDS = 5, 2
 # context length of the second measurement, and its minimum difference from that of the first one
 LONG_CONTEXT_TOKENS, MIN_EXTRA_CONTEXT_TOKENS = 1024, 128
+# its prefill's maximum time, at the speed of passes over 16 tokens; longer passes are faster
+MAX_PREFILL_SECONDS = 4.0
 LONG_CONTEXT_DRAFT_SIZES = (0, 1, 2, 4, 8)  # draft tokens per step at that length
 MEASURING_MESSAGE = "measuring step costs on this machine, once: %s"
 OUTLIER_DIVISOR = 4  # one size in 4 may differ by more: steps in which the cache grows are slow
@@ -102,9 +105,9 @@ def probe(
 def _probe_long_context(
     batch: Batch, request: Request, params: SamplingParams, costs: Costs
 ) -> LongContextCosts | None:
-    """Measure the costs at a longer context whose prefill takes about a second at most. Return None
+    """Measure the costs at a longer context whose prefill takes a few seconds at most. Return None
     for an encoder-decoder, or if that context would not be much longer than `costs.context`."""
-    max_tokens = int(16 * MAX_PROBE_SECONDS / float(interpolate(costs.score, 16)))
+    max_tokens = int(16 * MAX_PREFILL_SECONDS / float(interpolate(costs.score, 16)))
     room = (
         LONG_CONTEXT_TOKENS + LONG_CONTEXT_PROBE_TOKENS
         if batch.target.context is None
@@ -124,7 +127,9 @@ def _probe_long_context(
         MIN_ROUNDS,
     )
     long_costs = costs_from_steps(_drop_settling(seq.records, LONG_CONTEXT_DRAFT_SIZES))
-    return LongContextCosts(length, long_costs.draft, long_costs.score)
+    model = batch.drafter.model
+    limit = model.max_attended_tokens if isinstance(model, Model) else None
+    return LongContextCosts(length, long_costs.draft, long_costs.score, limit)
 
 
 def probe_shared(

@@ -139,7 +139,7 @@ class NetworkRecord(Structure):
         (POINTER(LayerRecord), "layer"),
         (c_int32, "beside before_last"),
         (NormRecord, "beside_norm"),
-        (c_int32, "encoder"),
+        (c_int32, "encoder first_blocks last_blocks"),
         (LayerInputsRecord, "inputs"),
     )
 

@@ -240,6 +240,7 @@ def attention(
     *,
     attend_to_all: bool = False,
     window_at: int | None = None,
+    kept_blocks: tuple[int, int] | None = None,
 ) -> Floats:
     """Return the attention of one key head for the token at position `at`. x: the scaled queries of
     that token, `[G, D]`. keys, values: `[positions, D]`. Softmax is computed in blocks of 128
@@ -247,7 +248,8 @@ def attention(
 
     biases: Added to the scores, `[G, positions]`. attend_to_all: If True, attention is not causal,
     as in encoders and in block drafts. window_at: The position that the window ends at; None:
-    that of the token.
+    that of the token. kept_blocks: If not None, a token attends only to this many first blocks, and
+    to this many last blocks, including its own block.
     """
     begin = max(0, (at if window_at is None else window_at) - window + 1) if window else 0
     end = len(keys) if attend_to_all else at + 1
@@ -260,6 +262,9 @@ def attention(
         ATTENTION_BLOCK_POSITIONS,
     ):
         first, last = max(begin, start), min(end, start + ATTENTION_BLOCK_POSITIONS)
+        block, own_block = start // ATTENTION_BLOCK_POSITIONS, at // ATTENTION_BLOCK_POSITIONS
+        if kept_blocks and kept_blocks[0] <= block <= own_block - kept_blocks[1]:
+            continue
         scores = np.zeros((len(x), last - first), np.float32)
         for d in range(x.shape[1]):
             scores = fma(x[:, d, None], keys[first:last, d], scores)

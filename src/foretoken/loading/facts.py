@@ -33,6 +33,7 @@ class Placement:
     runtime: str = "auto"
     taps: tuple[int, ...] = ()  # layers whose inputs the model must expose
     named: bool = False  # whether the user named the backend
+    kv_dtype: str = "auto"
 
 
 class ModelFacts:

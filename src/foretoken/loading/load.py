@@ -168,7 +168,7 @@ def _load(
         if draft_without_lookup is None
         else named_models.find_draft_folder(draft_without_lookup) or draft_without_lookup
     )
-    placement = Placement(options.dtype, device, options.runtime)
+    placement = Placement(options.dtype, device, options.runtime, kv_dtype=options.kv_dtype)
     model_source = resolve_model(
         target, options.revision, options.trust_remote_code, options.adapter
     )
@@ -183,7 +183,8 @@ def _load(
         facts.source.require_weights()
     # Before the target is loaded or converted, to refuse a draft that does not fit at once
     with log_if_slow(log, "loading the draft %s", get_base_name(get_name(draft_to_load))):
-        draft_placement = replace(placement, dtype=options.draft_dtype or options.dtype)
+        draft_dtype = options.draft_dtype or options.dtype
+        draft_placement = replace(placement, dtype=draft_dtype, kv_dtype="auto")
         pending = resolve_draft(draft_to_load, info, options, draft_placement)
     model = early_model.result() if early_model is not None else None
     if model is None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ROUNDED_DTYPES = ("int8", "int4")  # rounded weights make another model; on the CPU only
 DTYPE_NAMES = ("float32", "float64", "bfloat16", "float16", *ROUNDED_DTYPES, "auto")
+KV_DTYPE_NAMES = ("auto", "float32", "float16")
 RUNTIME_NAMES = ("auto", "transformers", "native", "graphs", "compiled")
 TAP_KINDS = ("inputs", "outputs")
 
@@ -44,6 +45,15 @@ class LoadOptions:
         Choice(DTYPE_NAMES),
         "Precision: float32, bfloat16, float16, float64 or auto; int8 and int4 round the weights, "
         "which makes another model.",
+        "Loading",
+        group="placing",
+    )
+    kv_dtype: str = option(
+        "auto",
+        Choice(KV_DTYPE_NAMES),
+        "Precision of the target's keys and values: float32, float16 (faster at long contexts; the "
+        "output has the distribution of the model with such a cache), or auto (native: float16 for "
+        "int8 and int4, else float32; torch: the model's dtype).",
         "Loading",
         group="placing",
     )
@@ -131,6 +141,7 @@ class LoadKeywords(TypedDict, total=False):
     """Fields of `LoadOptions`, as keywords of `foretoken.load`."""
 
     dtype: str
+    kv_dtype: str
     device: str
     runtime: str
     revision: str | None

@@ -52,7 +52,8 @@ def describe_model(model: str, options: LoadOptions) -> dict[str, Any]:
     """
     if draft := published_drafts.find_published(model, options.revision):
         return {"model": draft.name, "runtime": None, "why": draft.description}
-    placement = Placement(options.dtype, require_device(options.device), options.runtime)
+    device = require_device(options.device)
+    placement = Placement(options.dtype, device, options.runtime, kv_dtype=options.kv_dtype)
     model_source = find_source(model, options.revision, options.trust_remote_code, options.adapter)
     facts = ModelFacts(model_source, placement)
     placed = place(facts, placement)

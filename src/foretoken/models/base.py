@@ -233,6 +233,12 @@ class Model(Scorer):
         tokens of each of `batch_size` sequences. None: passes have no padding."""
         return None
 
+    @property
+    def max_attended_tokens(self) -> int | None:
+        """The number of tokens beyond which a longer context does not make a forward pass slower,
+        because no token attends to more; None: no limit is known."""
+        return None
+
     # Sequences longer than `context`: some models then use other position embeddings
 
     _max_context: int | None = None

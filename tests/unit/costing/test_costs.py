@@ -59,6 +59,17 @@ def test_a_longer_text_costs_more_in_proportion():
     assert longer.is_valid and not replace(longer, context=1100).is_valid
 
 
+def test_a_draft_that_attends_to_few_tokens_costs_no_more_beyond_them():
+    far = LongContextCosts(1100, ((0, 0.0), (4, 1.2)), ((1, 2.5), (5, 5.0)), draft_limit=1600)
+    longer = replace(KNOWN, context=100, far=far)
+    unlimited = replace(longer, far=replace(far, draft_limit=None))
+    for context in (600, 1600, 2100):
+        there, other = (costs.costs_at_context(each, context) for each in (longer, unlimited))
+        assert there.score == other.score
+        assert (there.draft == other.draft) == (context <= 1600)
+    assert costs.costs_at_context(longer, 9999).draft == ((0, 0.0), (4, pytest.approx(1.4)))
+
+
 def test_rows_that_share_a_pass():
     steps = [record(0, score=4.0), record(3, 1.2, 9.0)]
     measured = KNOWN.extend_to_batch(steps, [0, 24], batch_size=8)

@@ -113,6 +113,16 @@ def test_steps_behind_a_longer_text():
     assert measured.far.context == LONG_CONTEXT_TOKENS > measured.context > 2
     assert [g for g, _ in measured.far.draft] == list(LONG_CONTEXT_DRAFT_SIZES)
     assert [n for n, _ in measured.far.score] == [g + 1 for g in LONG_CONTEXT_DRAFT_SIZES]
+    assert measured.far.draft_limit is None
+
+
+def test_the_context_at_which_a_draft_takes_no_more_time():
+    class Few(TableModel):
+        max_attended_tokens = 2000
+
+    drafter = LMDrafter(Few(random_model(2, V), V), V)
+    far = probe(engine(drafter), request(), SAMPLED).costs.far
+    assert far is not None and far.draft_limit == 2000
 
 
 SHARED = (0, 3)

@@ -167,7 +167,7 @@ bool room_for_parts(const Network& net, const Pass& pass, Workspace* w) {
     const Layer& layer = net.layer[i];
     // at least 2: the team may have fewer threads than net.threads
     if (!layer.kv_heads || !layer.out.panels || !divided(r, layer, net.threads > 1 ? 2 : 1)) continue;
-    const size_t blocks = span_of(r, layer, 0, pass.tokens - 1).blocks();
+    const size_t blocks = span_of(r, layer, 0, 0, pass.tokens).blocks();
     const size_t floats = blocks * pass.tokens * layer.heads * part_floats(layer.width);
     most = floats > most ? floats : most;
   }

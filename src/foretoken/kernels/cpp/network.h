@@ -198,6 +198,8 @@ struct Network {
   int32_t before_last;  // 1: Pass::hidden receives states before the last norm
   Norm beside_norm;
   int32_t encoder;  // 1: tokens attend to all tokens of their row, which are all in the same pass
+  // A token attends only to the first blocks of BLOCK positions and the last ones, its own included; last_blocks 0: all
+  int32_t first_blocks, last_blocks;
   LayerInputs inputs;
 };
 

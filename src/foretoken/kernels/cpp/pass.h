@@ -241,11 +241,12 @@ static void project(Running& r, Team& team, int me, const Layer& layer, const St
   if (layer.norms & TOGETHER) norm_together(r, team, me, layer);
 }
 
-// Positions first to last - 1, and their blocks and pages
+// Positions first to last - 1 without those of blocks gap to after - 1
 struct Span {
-  int first, last;
-  int block() const { return first / BLOCK; }
-  int blocks() const { return (last - 1) / BLOCK + 1; }  // the block after the last one
+  int first, last, gap = 0, after = 0;
+  bool has(int block) const { return first / BLOCK <= block && block <= (last - 1) / BLOCK && (block < gap || block >= after); }
+  int blocks() const { return (last - 1) / BLOCK + 1 - first / BLOCK - (after - gap); }
+  int block(int i) const { return i + first / BLOCK + (i + first / BLOCK < gap ? 0 : after - gap); }  // number i
   int pages() const { return (last - 1) / PAGE + 1; }
 };
 
@@ -255,12 +256,20 @@ static Span span_of(const Running& r, const Layer& layer, int row, int t) {
   const int at = r.pass.at[t], end = r.pass.at[r.pass.row[row + 1] - 1] + 1;
   if (r.net.encoder) return {0, end};
   const int from = layer.block & FROM_BLOCK_START ? r.pass.at[r.pass.row[row]] : at;
-  return {layer.window && from >= layer.window ? from - layer.window + 1 : 0,
-          layer.block & TO_BLOCK_END ? end : r.pass.ends ? r.pass.ends[t] : at + 1};
+  Span span = {layer.window && from >= layer.window ? from - layer.window + 1 : 0,
+               layer.block & TO_BLOCK_END ? end : r.pass.ends ? r.pass.ends[t] : at + 1};
+  if (r.net.last_blocks) {
+    const int block = span.first / BLOCK, recent = at / BLOCK + 1 - r.net.last_blocks;
+    span.gap = block > r.net.first_blocks ? block : r.net.first_blocks;
+    span.after = recent > span.gap ? recent : span.gap;
+  }
+  return span;
 }
 // The positions to which any of the tokens t0 to t1 - 1 of a row attends
 static Span span_of(const Running& r, const Layer& layer, int row, int t0, int t1) {
-  return {span_of(r, layer, row, t0).first, span_of(r, layer, row, t1 - 1).last};
+  Span span = span_of(r, layer, row, t0);
+  span.last = span_of(r, layer, row, t1 - 1).last;
+  return span;
 }
 
 static void* const* pages_of(const Running& r, const Layer& layer, int row) {
@@ -276,9 +285,9 @@ static int queries_in(const Running& r, const Layer& layer, int kv, int row, int
   for (int t = t0; t < t1; t++) {
     const int at = r.pass.at[t];
     const Span span = span_of(r, layer, row, t);
+    if (!span.has(block)) continue;
     const int first = span.first > start ? span.first : start;
     const int last = span.last < start + BLOCK ? span.last : start + BLOCK;
-    if (first >= last) continue;
     for (int g = 0; g < group; g++) {
       const int h = kv * group + g;
       queries[count++] = {r.work.queries + size_t(t) * r.net.attention + h * layer.width,
@@ -313,7 +322,8 @@ static void attend_along(Running& r, int me, const Layer& layer, const Piece& pi
   Query queries[TOKENS * 128];
   bool begun[TOKENS * 128] = {};
   const Span span = span_of(r, layer, row, t0, t1);
-  for (int block = span.block(); block < span.blocks(); block++) {
+  for (int b = 0; b < span.blocks(); b++) {
+    const int block = span.block(b);
     const int count = queries_in(r, layer, kv, row, t0, t1, block, parts, part, queries);
     const size_t keys = layer.keys + kv * layer.step;
     attend(layer, pages_of(r, layer, row), span.pages(), keys, block * BLOCK, queries, count);
@@ -337,7 +347,7 @@ static void attend_along(Running& r, int me, const Layer& layer, const Piece& pi
 // Whether to divide the context between threads: a pass over a few tokens of one row would leave threads idle
 static bool divided(const Running& r, const Layer& layer, int threads) {
   return threads > 1 && r.pass.rows == 1 && r.pass.tokens <= TOKENS &&
-         span_of(r, layer, 0, r.pass.tokens - 1).blocks() * layer.kv_heads >= threads;
+         span_of(r, layer, 0, 0, r.pass.tokens).blocks() * layer.kv_heads >= threads;
 }
 
 // Attention of all tokens and heads: one piece and key head at a time; or, if divided, one key head and block at a
@@ -347,16 +357,16 @@ static void attend_all(Running& r, Team& team, int me, const Layer& layer) {
   if (divided(r, layer, team.size)) {
     const int group = layer.heads / layer.kv_heads, n = pass.tokens * group;
     const Span span = span_of(r, layer, 0, 0, pass.tokens);
-    const int skipped = span.block(), blocks = span.blocks() - skipped;
+    const int blocks = span.blocks();
     const size_t part = part_floats(layer.width);
     Query queries[TOKENS * 128];
     for (int first, last; team.take(me, layer.kv_heads * blocks, 1, &first, &last);) {
-      const int kv = first / blocks, block = first % blocks;
+      const int kv = first / blocks, block = span.block(first % blocks);
       float* parts = r.work.parts + size_t(first) * n * part;
       const int count =
-          queries_in(r, layer, kv, 0, 0, pass.tokens, skipped + block, parts, part, queries);
+          queries_in(r, layer, kv, 0, 0, pass.tokens, block, parts, part, queries);
       attend(layer, pages_of(r, layer, 0), span.pages(), layer.keys + kv * layer.step,
-             (skipped + block) * BLOCK, queries, count);
+             block * BLOCK, queries, count);
     }
     team.meet();
     return;
@@ -370,9 +380,10 @@ static void attend_all(Running& r, Team& team, int me, const Layer& layer) {
 static void join_blocks(const Running& r, const Layer& layer, int t, const States& to) {
   const int group = layer.heads / layer.kv_heads, n = r.pass.tokens * group;
   const Span span = span_of(r, layer, 0, 0, r.pass.tokens), own = span_of(r, layer, 0, t);
-  const int skipped = span.block(), blocks = span.blocks() - skipped;
+  const int blocks = span.blocks();
   const size_t part = part_floats(layer.width);
-  const int begin = own.block() - skipped, end = own.blocks() - skipped;
+  int begin = 0;
+  while (!own.has(span.block(begin))) begin++;
   float joined[LANES + 1024];
   for (int h = 0; h < layer.heads; h++) {
     const int kv = h / group;
@@ -380,7 +391,8 @@ static void join_blocks(const Running& r, const Layer& layer, int t, const State
       return r.work.parts + (size_t(kv * blocks + b) * n + size_t(t) * group + h % group) * part;
     };
     memcpy(joined, of(begin), part * sizeof(float));
-    for (int b = begin + 1; b < end; b++) join(joined, of(b), layer.width);
+    for (int b = begin + 1; b < blocks; b++)
+      if (own.has(span.block(b))) join(joined, of(b), layer.width);
     finish(joined, layer.sinks ? layer.sinks + h : nullptr,
            to.x + size_t(t) * to.stride + h * layer.width, layer.width);
   }

@@ -57,7 +57,8 @@ def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
     conversion is cached, one is made first."""
     with _save_refusals(model, placement):
         converted = _make_conversion(model, _choose_dtype(model, placement))
-        return replace(converted, taps=placement.taps).load_model(), ["it passed the self-check"]
+        converted = replace(converted, taps=placement.taps, kv_dtype=placement.kv_dtype)
+        return converted.load_model(), ["it passed the self-check"]
 
 
 @contextmanager
@@ -100,7 +101,8 @@ def start_loading(model: ModelFacts, placement: Placement) -> Future[Model | Non
 
     def load() -> Model | None:
         with suppress(RefusedError):
-            return _make_conversion(model, placement.dtype).load_cached_model()
+            converted = _make_conversion(model, placement.dtype)
+            return replace(converted, kv_dtype=placement.kv_dtype).load_cached_model()
         return None
 
     thread = ThreadPoolExecutor(1)

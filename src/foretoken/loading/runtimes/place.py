@@ -59,25 +59,38 @@ def place(model: ModelFacts, placement: Placement) -> PlacedModel:
 def _list_candidates(model: ModelFacts, placement: Placement) -> tuple[list[str], list[str]]:
     """Return the backends to try, in order, and a list with the reason if torch is tried first,
     else []. Raises RefusedError for a precision that the requested backend lacks."""
-    requested, is_rounded = placement.runtime, placement.dtype in ROUNDED_DTYPES
+    requested, needs_native = placement.runtime, _find_native_option(model, placement)
     if model.source is not None and model.source.has_own_adapter:
-        if requested not in ("auto", "transformers") or is_rounded:
+        if requested not in ("auto", "transformers") or needs_native:
             problem = f"{model.name} has an adapter of its own, which only torch can merge"
-            raise RefusedError(f"{problem}; give runtime='auto' and neither int8 nor int4")
+            remedy = "give runtime='auto', neither int8 nor int4, and no kv_dtype"
+            raise RefusedError(f"{problem}; {remedy}")
         return ["transformers"], ["torch merges its own adapter"]
     on_cuda = placement.device.type == "cuda"
-    if requested == "auto" and model.source is None and not on_cuda:
+    is_kv_native = needs_native is not None and placement.kv_dtype != "auto"
+    if requested == "auto" and model.source is None and not on_cuda and not is_kv_native:
         return ["transformers"], ["it was in memory"]
-    if is_rounded and requested not in ("auto", "native"):
+    if needs_native and requested not in ("auto", "native"):
         raise RefusedError(
-            f"dtype={placement.dtype!r} runs only on the native decoder, not on {requested}; leave "
-            "runtime at 'auto'"
+            f"{needs_native} runs only on the native decoder, not on {requested}; leave runtime at "
+            "'auto'"
         )
     if requested != "auto":
         return [requested], ["it was requested"] if requested == "transformers" else []
-    if is_rounded:
+    if needs_native:
         return ["native"], []
     return ["graphs" if on_cuda else "native", "transformers"], []
+
+
+def _find_native_option(model: ModelFacts, placement: Placement) -> str | None:
+    """Return the option, with its value, that only the native decoder can follow; None if there is
+    none. Torch stores keys and values in the model's dtype."""
+    if placement.dtype in ROUNDED_DTYPES:
+        return f"dtype={placement.dtype!r}"
+    dtype = placement.dtype
+    if model.source is None:
+        dtype = str(model.structure.dtype).removeprefix("torch.")
+    return None if placement.kv_dtype in ("auto", dtype) else f"kv_dtype={placement.kv_dtype!r}"
 
 
 def _get_backend(runtime: str):  # not annotated: the modules have the same functions, not a type
@@ -92,6 +105,8 @@ def _get_backend(runtime: str):  # not annotated: the modules have the same func
 def _describe_remedy(placement: Placement) -> str:
     """Return the remedy for a placement that no backend supports."""
     changes = ["give dtype='float32'"] if placement.dtype in ROUNDED_DTYPES else []
+    if placement.kv_dtype != "auto":
+        changes.append("leave kv_dtype at 'auto'")
     if placement.runtime != "auto":
         changes.insert(0, f"leave runtime at 'auto' (not {placement.runtime!r})")
     return "; " + ", ".join(changes)

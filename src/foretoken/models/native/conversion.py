@@ -58,6 +58,8 @@ class NativeConversion:
         get_extra_facts: Returns entries to store in addition to the description.
         layers: The layers that a copy of the target runs; (): all.
         taps: The layers whose hidden states the model returns, as in `NativePasses`.
+        kv_dtype: Precision of keys and values, float32 or float16; "auto": float16 if the weights
+            are rounded.
     """
 
     source: ConversionSource | None
@@ -66,6 +68,7 @@ class NativeConversion:
     get_extra_facts: Callable[[], dict[str, Any]] = dict
     layers: tuple[int, ...] = ()
     taps: tuple[int, ...] = ()
+    kv_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype not in NATIVE_DTYPES:
@@ -135,7 +138,13 @@ class NativeConversion:
         return self._convert_temporarily() if found is None else self._open_conversion(found)
 
     def _open_conversion(self, found: StoredConversion) -> tuple[NativePasses, dict[str, Any]]:
-        return NativePasses(found.folder, found.facts["network"], self.taps), found.facts
+        facts = found.facts
+        if self.kv_dtype != "auto":
+            network = _set_halved(facts["network"], int(self.kv_dtype == "float16"))
+            facts = {**facts, "network": network}
+            if identity := facts.get("identity"):
+                facts["identity"] = f"{identity}, keys and values in {self.kv_dtype}"
+        return NativePasses(found.folder, facts["network"], self.taps), facts
 
     def _compute_key(self, source: ConversionSource) -> str:
         return store.compute_key(source, CONVERSION_FORMAT, "native", self.dtype)
@@ -178,6 +187,14 @@ class NativeConversion:
             "sees": describe_media(network) if sees else None,
             "computed": _get_compute_dtype(facts, self.dtype),
         }
+
+
+def _set_halved(network: dict[str, Any], halved: int) -> dict[str, Any]:
+    """Return a network's description with keys and values in float16 (`halved` 1) or float32, also
+    in an encoder-decoder's other networks."""
+    others = {name: network.get(name) for name in ("encoder_network", "crossing")}
+    others = {name: _set_halved(part, halved) for name, part in others.items() if part}
+    return {**network, **others, "halved": halved}
 
 
 def _describe_media_encoder(network: PreTrainedModel) -> dict[str, Any] | None:

@@ -398,7 +398,8 @@ class NativeTargetCopy(Model):
     The copy reads the target's keys and values, and writes the keys and values of draft tokens
     after them. It needs no prefill and no cache of its own. The target's next pass overwrites the
     draft tokens' entries before it reads these positions, so the target's results do not depend on
-    the copy.
+    the copy. In a long sequence, the copy attends only to the first and the last positions
+    (`NativePasses.share_pages`).
     """
 
     capabilities = Capabilities(target_rows=True, memory=True, chain=True)
@@ -411,9 +412,15 @@ class NativeTargetCopy(Model):
         self.source_vocab_size = target.source_vocab_size
         self.compute_dtype: str = facts["computed"]
         identity = facts.get("identity")
-        self.identity = identity and f"{identity} over the target's rows"
+        self.identity = identity and (
+            f"{identity} over the target's rows, at most {passes.max_attended_tokens} tokens"
+        )
         self.max_rewind = target.max_rewind
         self._own_lengths: list[int] = []
+
+    @property
+    def max_attended_tokens(self) -> int | None:
+        return self.passes.max_attended_tokens
 
     @property
     def lengths(self) -> list[int]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foretoken.errors import RefusedError
 from foretoken.kernels.library import ChainRecord, OpenNetwork, PassRecord, SoftmaxRecord
+from foretoken.kernels.reference import ATTENTION_BLOCK_POSITIONS
 from foretoken.kernels.tokens import count_threads
 from foretoken.models.base import ChainedTokens, TokenChoice
 from foretoken.models.hidden_states import FINAL_TAP
@@ -31,6 +32,9 @@ EMBEDDING_KINDS = {
     torch.float16: 2,
 }  # storage of a table of embeddings: enum Kind of network.h
 MAX_PASS_TOKENS = 256  # longer inputs take several passes: bounds the memory of activations
+# A copy of the target attends to the first blocks of positions (attention sinks) and the last ones.
+# Keys and values of the last blocks may take this share of the bytes of the copy's weights
+NUM_SINK_BLOCKS, MIN_LAST_BLOCKS, MAX_LAST_BLOCKS_SHARE = 1, 16, 0.25
 
 
 class SequencePart(NamedTuple):
@@ -248,22 +252,44 @@ class NativePasses:
         return NativePasses(self.folder, self.facts["context_kv"])
 
     def share_pages(self, target: NativePasses, layers: list[int]) -> None:
-        """From now on, run only the layers `layers`, over the pages of `target`. Raises
-        RefusedError if one of these layers uses the keys and values of a layer that is left out."""
+        """From now on, run only the layers `layers`, over the pages of `target`, and attend only to
+        the first and the last blocks of positions (StreamingLLM, arXiv 2309.17453), so that a
+        forward pass takes no more time at a longer context. Raises RefusedError if one of these
+        layers uses the keys and values of a layer that is left out."""
         lenders = {self.facts["layers"][i]["lender"] for i in layers} - {None, *layers}
         if lenders:
             raise RefusedError(
                 f"the copy leaves out layer {min(lenders)}, but has a layer that uses the keys and "
                 f"values of layer {min(lenders)}; include layer {min(lenders)}"
             )
+        weight_bytes = self.bytes[1] * len(layers) / len(self.facts["layers"])
         self.facts = {
             **self.facts,
             "layers": [self.facts["layers"][i] for i in layers],
             "halved": target.facts["halved"],
         }
+        if kv_bytes := self._count_kv_bytes():
+            blocks = MAX_LAST_BLOCKS_SHARE * weight_bytes / (kv_bytes * ATTENTION_BLOCK_POSITIONS)
+            self.facts["first_blocks"] = NUM_SINK_BLOCKS
+            self.facts["last_blocks"] = max(MIN_LAST_BLOCKS, int(blocks))
         self.layers, self.layout = layers, target.layout
         self.layer_offsets = [target.layer_offsets[i] for i in layers]
         self._opened = None
+
+    def _count_kv_bytes(self) -> int:
+        """Return the bytes of a position's keys and values that a forward pass loads at any later
+        position: those of all layers with attention that have no window of their own."""
+        layers = (x for x in self.facts["layers"] if not x["source"] and not x["window"])
+        shapes = map(description.get_kv_shape, layers)
+        numbers = sum(2 * heads * width for heads, width in shapes)
+        return numbers * (2 if self.facts["halved"] else 4)
+
+    @property
+    def max_attended_tokens(self) -> int | None:
+        """The maximum number of positions that a token attends to; None: no limit."""
+        if "last_blocks" not in self.facts:
+            return None
+        return (self.facts["first_blocks"] + self.facts["last_blocks"]) * ATTENTION_BLOCK_POSITIONS
 
     def run(
         self,

@@ -50,6 +50,7 @@ class Layer:
     experts: int = 0  # of which a token has two, beside an MLP of all
     normalized: bool = True
     groups: int = 0  # of experts, of which two are chosen from, by sigmoids and numbers added
+    kept_blocks: tuple[int, int] | None = None  # first and last ones that a token attends to
     weights: dict[str, Any] = field(default_factory=dict)
 
 
@@ -79,6 +80,8 @@ KINDS = {
     "experts": Layer("int4", experts=5),
     "experts in float32": Layer("float32", experts=20, normalized=False, after=True),
     "experts in groups": Layer("int8", experts=18, groups=3),
+    "first and last blocks": Layer("int4", kept_blocks=(1, 1), sinks=True),
+    "last blocks of a window": Layer("int8", kept_blocks=(0, 1), window=150, positions="slopes"),
 }
 
 
@@ -289,6 +292,8 @@ def made(kind: Layer, folder: Path) -> Network:
         "encoder": 0,
         "biases": [],
     }
+    if kind.kept_blocks:
+        facts["first_blocks"], facts["last_blocks"] = kind.kept_blocks
 
     def attended(x: Any, part: Any, turns: Any) -> Any:
         *_, of_queries, of_keys, project, _, _, _, _, sinks, _ = part
@@ -308,7 +313,8 @@ def made(kind: Layer, folder: Path) -> Network:
                 own = None if sinks is None else sinks[some]
                 own_slopes = None if slopes is None else slopes[some]
                 result[t, some] = reference.attention(
-                    q[t, some], k[:, h], v[:, h], t, kind.window, kind.cap, own_slopes, own
+                    *(q[t, some], k[:, h], v[:, h], t, kind.window, kind.cap, own_slopes, own),
+                    kept_blocks=kind.kept_blocks,
                 )
         return result.reshape(len(x), -1)
 
@@ -363,12 +369,14 @@ def made(kind: Layer, folder: Path) -> Network:
     return Network(folder, facts, forward)
 
 
-def run(model: NativePasses, pool: PagePool, cuts: list[int], sequence: list[int]) -> Any:
-    """The logits of a sequence that is scored in pieces, beside a row of other tokens."""
+def run(
+    model: NativePasses, pool: PagePool, cuts: list[int], sequence: list[int], *, alone: bool
+) -> Any:
+    """The logits of a sequence that is scored in pieces, beside a row of other tokens or alone."""
     row, other, logits = PagedSequence(pool), PagedSequence(pool), []
     for start, end in zip([0, *cuts], [*cuts, len(sequence)], strict=True):
         piece, n = sequence[start:end], end - start
-        more = [SequencePart(other, start, piece[::-1], 1, n)]
+        more = [] if alone else [SequencePart(other, start, piece[::-1], 1, n)]
         result = model.run(
             [SequencePart(row, start, piece, n, 0), *more], n + 1, 1, return_tapped=False
         )
@@ -379,7 +387,8 @@ def run(model: NativePasses, pool: PagePool, cuts: list[int], sequence: list[int
 @pytest.mark.parametrize("name", KINDS)
 def test_passes_are_as_defined(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = made(KINDS[name], tmp_path)
-    sequence = np.random.default_rng(0).integers(0, V, 180).tolist()
+    length = 300 if KINDS[name].kept_blocks else 180
+    sequence = np.random.default_rng(0).integers(0, V, length).tolist()
     expected = network.forward(sequence)
     assert np.isfinite(expected).all()
     for instructions in library.list_instruction_sets():
@@ -389,7 +398,7 @@ def test_passes_are_as_defined(name: str, tmp_path: Path, monkeypatch: pytest.Mo
             model = NativePasses(tmp_path, network.facts)
             halved = "float16" if network.facts["halved"] else "float32"
             pool = PagePool(model.layout, halved)
-            for cuts in ([], [1, 2, 5, 13, 100, 101, 140, 179], [128, 170, 178]):
-                logits = run(model, pool, cuts, sequence)
+            for cuts in ([], [1, 2, 5, 13, 100, 101, 140, length - 1], [128, 170, length - 5]):
+                logits = run(model, pool, cuts, sequence, alone=cuts[-1:] == [length - 5])
                 same = logits.view(np.int32) == expected.view(np.int32)
                 assert same.all(), (instructions, threads, cuts, np.argwhere(~same)[:3])
