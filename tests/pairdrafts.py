@@ -21,9 +21,12 @@ from transformers.modeling_layers import MtpLayer
 from foretoken.drafters.base import Draft
 from foretoken.drafters.mtp_stacks import MtpStackDrafter
 from foretoken.drafters.pairs import PairsDrafter
+from foretoken.models.base import Model
+from foretoken.models.graph_pairs import GraphPairModel
+from foretoken.models.graphs import GraphModel
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock import pair_files
-from foretoken.models.stock.model import CausalModel, StockModel
+from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.mtp_stacks import MtpStackNetwork, StockMtpStack
 from foretoken.models.stock.pair_files import PairsDraft
 from foretoken.models.stock.pairs import StockPairModel
@@ -327,9 +330,7 @@ def require_true(notes: list[Drafted], law: Law, within: float = WITHIN) -> None
         assert off < within, f"off by {off} behind {note.text} with {note.guesses}"
 
 
-def tapped(
-    network: PreTrainedModel, taps: tuple[int, ...], kind: type[StockModel] = CausalModel
-) -> Any:
+def tapped(network: PreTrainedModel, taps: tuple[int, ...], kind: type[Model] = CausalModel) -> Any:
     target = kind(network)
     target.tap(taps)
     return target
@@ -342,6 +343,13 @@ def pairs_drafter(network: PreTrainedModel, draft: PairsDraft) -> PairsDrafter:
     if isinstance(made, MtpStackNetwork):
         return MtpStackDrafter(target, StockMtpStack(made), words, draft.ids)
     return PairsDrafter(target, StockPairModel(made), words, draft.ids)
+
+
+def on_graphs(network: PreTrainedModel, draft: PairsDraft) -> PairsDrafter:
+    """Target and draft in fixed shapes."""
+    target = tapped(network, draft.taps, GraphModel)
+    decoder = GraphPairModel(draft.network.to(network.dtype))
+    return PairsDrafter(target, decoder, embedding(network, draft), draft.ids)
 
 
 def on_native(network: PreTrainedModel, draft: PairsDraft) -> PairsDrafter:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import pairs
+import tiny
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.models.graphs import GraphModel
@@ -28,6 +29,7 @@ from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.verifier import CoupledVerifier, Verifier, make_verifier
 from foretoken.step import step
 from foretoken.transfer import read_lists
+from pairdrafts import eagle_file, on_graphs
 
 pytestmark = pytest.mark.daily
 
@@ -101,7 +103,8 @@ def reads(
     """Of every step, over ragged rows."""
     verifier = make_verifier(EXACT_RULES[rule], lenience) if isinstance(rule, str) else rule
     rows = fresh(params)
-    networks = [m.model for m in (target, getattr(drafter, "model", None)) if m is not None]
+    parts = target, getattr(drafter, "model", None), getattr(drafter, "decoder", None)
+    networks = [m.model for m in parts if m is not None]
     found = []
     with Pretend(*networks) as pretend:
         sources = [[*prompt] for prompt in pairs.PROMPTS] if target.encoder_decoder else None
@@ -136,21 +139,40 @@ def test_a_step_reads_once(case: str, family: str, rule: str | Verifier) -> None
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("lenience", [1.0, 0.3])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kind", ["without graphs", "lm", "lookup"])
+@pytest.mark.parametrize("kind", ["without graphs", "token by token", "lm", "lookup"])
 def test_other_models_drafters_and_lenience(case: str, kind: str, lenience: float) -> None:
-    """Without graphs: the ragged cache, as on a device that has none."""
+    """Without graphs: the ragged cache, as on a device that has none. Token by token: as a draft
+    whose rows have different params."""
     models: list[Any] = [GraphModel(network) for network in networks()]
     if kind == "without graphs":
         models = [CausalModel(network) for network in networks()]
         for model in models:
             model.capabilities = replace(model.capabilities, tensors=True)
+    if kind == "token by token":
+        models[1].capabilities = replace(models[1].capabilities, chain=False)
     drafter = LookupDrafter() if kind == "lookup" else LMDrafter(models[1], pairs.V)
     gammas = [[4] * 3, [3, 0, 1]]
     assert reads(CASES[case], "block", gammas, drafter, models[0], lenience) == [["tolist"]] * 2
 
 
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("case", CASES)
+def test_a_draft_over_hidden_states(case: str) -> None:
+    target = tiny.llama(pairs.V, context=256, num_hidden_layers=4).double()
+    drafter: Any = on_graphs(target, eagle_file(pairs.V, (1, 2, 3)).read(target))
+    drafter._table.there = True
+    drafter.target.expose_hidden_states(drafter.count_cached_tokens)
+    gammas = [[0] * 3, [4] * 3, [3, 0, 1], [4, 4, 4]]
+    reads_of = reads(CASES[case], "block", gammas, drafter, drafter.target)
+    assert reads_of == [["tolist"]] * len(gammas)
+    assert drafter.decoder.chains
+
+
 class Reader(LMDrafter):
     """Wants to know every draft token."""
+
+    def _propose_chained(self, uncached, budget, draw):
+        return None
 
     def _build_next_blocks(self, ids, active):
         return [[token] if on else [] for token, on in zip(ids.tolist(), active, strict=True)]

@@ -225,6 +225,7 @@ class Drafter(Component):
         return []
 
 
+GREEDY_FILTERS = (1.0, 1, 1.0, 0.0)  # top-k of 1, for a greedy sequence among sampled ones
 REQUIRED_METHODS = ("start", "propose", "commit", "leave")
 OPTIONAL_ATTRIBUTES = (  # `DrafterAdapter` copies them from its object, if the object has them
     *("vocab_size", "runtime", "model", "identity", "reads_target", "target", "shares"),
@@ -412,25 +413,33 @@ def draw_token(
 
 
 def make_token_choice(
-    draw: Draw, G: int, V: int, ids: Tensor | None = None, params: SamplingParams | None = None
+    draw: Draw,
+    G: int,
+    V: int,
+    ids: Tensor | None = None,
+    params: SamplingParams | None = None,
+    *,
+    mixed: bool = False,
 ) -> TokenChoice | None:
     """Return the rule by which a model chooses draft tokens if it makes all of them in one call.
     Returns None if one call is impossible because sequences differ in their sampling params, have
     controls or use shared noise.
 
-    V, ids, params: as in `draw_token`; G: maximum number of draft tokens.
+    V, ids, params: as in `draw_token`; G: maximum number of draft tokens; mixed: True if sequences
+    may differ in their sampling params.
     """
     if draw.controlled or draw.coupled:
         return None
     rules = draw.params if params is None else [params] * len(draw.params)
     if all(each.greedy for each in rules):
         return TokenChoice(V, ids)
-    first = rules[0].standard
-    if first[4:] != EXTRA_WARPERS_OFF or any(
-        each.greedy or each.standard != first for each in rules
-    ):
+    sampled = [each.standard for each in rules if not each.greedy]
+    if any(standard[4:] != EXTRA_WARPERS_OFF for standard in sampled):
         return None
-    return TokenChoice(V, ids, first[:4], draw.draw_draft_numbers(G))
+    filters = [GREEDY_FILTERS if each.greedy else each.standard[:4] for each in rules]
+    if not mixed and (len(sampled) < len(rules) or len({*filters}) > 1):
+        return None
+    return TokenChoice(V, ids, filters, draw.draw_draft_numbers(G))
 
 
 def pack_chained(chain: ChainedTokens, lengths: list[int], calls: int, draw: Draw) -> Draft:

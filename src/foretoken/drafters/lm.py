@@ -101,7 +101,8 @@ class LMDrafter(Drafter):
         V = self.vocab_size or self.model.vocab_size
         if not self._can_chain or self.model.vocab_size > V:
             return None
-        chosen = make_token_choice(draw, max(budget), V, params=self.params)
+        mixed = self.model.capabilities.mixed_chain
+        chosen = make_token_choice(draw, max(budget), V, params=self.params, mixed=mixed)
         if chosen is None:
             return None
         return pack_chained(self.model.chain(uncached, budget, chosen), budget, max(budget), draw)

@@ -61,12 +61,14 @@ class PairSequence:
         return _mark_first_token(self.tokens[0], tokens, V) if not self.num_fed else tokens
 
 
-def _get_embedding_table(embedding: Any) -> Tensor | None:
-    """Return the weights `[V, E]` of a plain embedding layer if the kernels can use them, else
-    None."""
+def _get_embedding_table(embedding: Any, decoder: HiddenStateDraftModel) -> Tensor | None:
+    """Return the weights `[V, E]` of a plain embedding layer if the decoder can use them in a
+    chain, else None."""
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None:
         return None
     weight: Tensor = embedding.weight.detach()
+    if decoder.runtime != "native":
+        return weight if weight.device == decoder.device else None
     kinds = torch.float32, torch.bfloat16, torch.float16
     served = weight.is_cpu and weight.dtype in kinds and weight.is_contiguous()
     return weight if served and weight.shape[1] % 16 == 0 else None
@@ -111,7 +113,7 @@ class PairsDrafter(Drafter):
         self.identity = decoder.identity
         self.has_own_speed = self.identity is None  # costs are stored by identity
         self.seqs: list[PairSequence] = []
-        self._table = _get_embedding_table(embedding)
+        self._table = _get_embedding_table(embedding, decoder)
         self._can_chain = decoder.capabilities.chain
         if ids is not None and int(ids.max()) >= target.vocab_size:
             raise InputError(
@@ -168,7 +170,8 @@ class PairsDrafter(Drafter):
             return pack([[] for _ in gamma])
         calls = self._feed_long_sequences()
         if self._table is not None and self._can_chain:
-            chosen = make_token_choice(draw, max(budget), self.target.vocab_size, self.ids)
+            mixed, V = self.decoder.capabilities.mixed_chain, self.target.vocab_size
+            chosen = make_token_choice(draw, max(budget), V, self.ids, mixed=mixed)
             if chosen is not None:
                 made = self._propose_chained(self._table, budget, chosen)
                 return pack_chained(made, budget, calls + max(budget), draw)

@@ -36,6 +36,8 @@ from foretoken.loading.published_drafts import (
 from foretoken.loading.target import LoadedTarget, PendingDraft, TargetEmbeddings, TargetInfo
 from foretoken.loading.weights import FolderWeights
 from foretoken.models.base import Model
+from foretoken.models.graph_pairs import GraphPairModel
+from foretoken.models.graphs import rehearse
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.native.block_reader import BlockDecoder
 from foretoken.models.native.conversion import NativeConversion
@@ -253,8 +255,8 @@ class PendingPairsDraft:
         return self._choose_taps(target, make)
 
     def _make_decoder(self, target: Model) -> HiddenStateDraftModel:
-        """Return the draft's decoder. It runs on the native decoder, in int8 by default, if the
-        target runs there and the native decoder supports the draft. Otherwise it runs on torch."""
+        """Return the draft's decoder. It runs on the target's backend, in int8 by default on the
+        native decoder, if this backend supports the draft. Otherwise it runs on torch."""
         dtype, network = self.options.draft_dtype, self.pairs.network
         dtype = None if dtype == "auto" else dtype
         if target.runtime == "native":
@@ -267,8 +269,14 @@ class PendingPairsDraft:
         assert isinstance(network, PairsNetwork)
         ready: Any = network
         ready = ready.to(target.device, _choose_torch_dtype(target, dtype))
-        stack = isinstance(network, MtpStackNetwork)
-        return StockMtpStack(ready) if stack else StockPairModel(ready)
+        if isinstance(network, MtpStackNetwork):
+            return StockMtpStack(ready)
+        if target.runtime in ("graphs", "compiled"):
+            try:
+                return cast(HiddenStateDraftModel, rehearse(GraphPairModel(ready)))
+            except RefusedError as refusal:
+                log.info("%s", refusal)
+        return StockPairModel(ready)
 
     def _choose_taps(
         self, target: LoadedTarget, make: Callable[[slice | None], PairsDrafter]

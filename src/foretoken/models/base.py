@@ -37,8 +37,9 @@ class TokenChoice(NamedTuple):
 
     V: int  # the target's vocabulary size
     ids: Tensor | None = None  # [Vd], the target id of each draft logit; None: the same ids
-    # temperature, top-k, top-p and min-p; None: argmax
-    filters: tuple[float, int, float, float] | None = None
+    # temperature, top-k, top-p and min-p of each sequence, equal unless the model has
+    # `Capabilities.mixed_chain`; None: argmax
+    filters: list[tuple[float, int, float, float]] | None = None
     numbers: Tensor | None = None  # [G, B], uniform in [0, 1); None: argmax
 
 
@@ -87,6 +88,7 @@ class Capabilities:
         target_rows: The draft model uses the sequences and the KV cache of its `target`, so that
             it need not prefill prompts again (`lengths`).
         chain: The draft model makes all draft tokens of a step in one call (`chain`).
+        mixed_chain: The sequences of a `chain` call may have different filters.
         text: The draft model has another vocabulary than the target, and may draft by generating a
             string (`drafts_from_text`, `draft_from_text`).
     """
@@ -101,6 +103,7 @@ class Capabilities:
     shared_kv: bool = False
     target_rows: bool = False
     chain: bool = False
+    mixed_chain: bool = False
     text: bool = False
 
 

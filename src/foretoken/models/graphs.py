@@ -5,8 +5,9 @@ Batch sizes, widths and cache lengths are rounded up to a few values, so that fe
 all blocks; prompts are prefilled without graphs, and an encoder runs without graphs. Shapes do not
 depend on data: every query attends to all cache positions, and a mask, computed on the device from
 the lengths, hides the positions after each sequence's end. The keys and values of an
-encoder-decoder's sources are masked in the same way. A guard refuses operations that cannot be
-recorded. On a CPU the same forward passes run without recording, for tests.
+encoder-decoder's sources are masked in the same way. A draft model makes all draft tokens of a step
+in one recording (`graph_chain`). A guard refuses operations that cannot be recorded. On a CPU the
+same forward passes run without recording, for tests.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import replace
 from functools import cached_property
 from threading import Lock
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +29,24 @@ from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError, log_error_kind
 from foretoken.media.inputs import Media
-from foretoken.models.base import Blocks, Capabilities, Model, count_block_tokens
+from foretoken.models.base import (
+    Blocks,
+    Capabilities,
+    ChainedTokens,
+    Model,
+    TokenChoice,
+    count_block_tokens,
+)
+from foretoken.models.graph_chain import (
+    BLOCK_TOKENS,
+    ChainShape,
+    chain_passes,
+    is_ranked,
+    pack_numbers,
+    round_up_gamma,
+    select_chained,
+)
+from foretoken.models.hidden_states import HiddenStates
 from foretoken.models.row_slots import LONG_ROW_OFFSET, check_lengths, check_room, pad_blocks
 from foretoken.models.stock.attention import HiddenStatesRecorder, NeededPositions, RaggedTwin
 from foretoken.models.stock.cache import make_cache_argument, make_ragged_cache
@@ -43,6 +61,7 @@ from foretoken.models.stock.media import MediaObjections, get_forward_parameters
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.stock.selfcheck import CheckedBackend
 from foretoken.models.stock.sizes import make_empty_logits
+from foretoken.sampling.distributions import get_working_dtype
 from foretoken.slow_log import log_if_slow
 from foretoken.transfer import send
 
@@ -96,10 +115,17 @@ def round_up_width(tokens: int) -> int:
     return tokens if tokens < 2 else 1 + round_up_to_power_of_two(tokens - 1)
 
 
-PassOutputs = tuple[Tensor, Tensor]  # logits, and the output layer's inputs, [rows, width, ..]
+class PassOutputs(NamedTuple):
+    """The results of a forward pass over a padded block."""
+
+    logits: Tensor  # [rows, width, V]
+    hidden: Tensor  # [rows, width, H], the output layer's inputs
+    tapped: Tensor | None  # [rows, width, W], the hidden states at the taps; None: there are none
+
 
 RECORDING_LOCK = Lock()  # a recording begins by waiting for all work on the device
 REHEARSAL_BLOCKS = [[0]], [[0, 0]]
+REHEARSAL_FILTERS = [(1.0, 1, 0.5, 0.1)]
 MAX_LOGIT_DEVIATION = 0.1  # relative to the logits' spread; 46 layers in bfloat16 deviated by 0.03
 # tokens; longer blocks occur only when a draft model catches up, too rarely to be worth recording
 MAX_RECORDED_WIDTH = 33
@@ -114,14 +140,15 @@ class GraphModel(Model):
     Raises RefusedError if the model cannot be run in fixed shapes.
     """
 
-    capabilities = Capabilities(tensors=True, hidden=True)
+    capabilities = Capabilities(tensors=True, hidden=True, taps=True, chain=True, mixed_chain=True)
+    eager_class: type[CausalModel] = CausalModel  # prefills prompts
     may_compile = False  # whether `prepare` compiles the layers
 
     def __init__(self, model: PreTrainedModel, compiled: bool = False) -> None:
         encodes = model.config.is_encoder_decoder
         if encodes and compiled:
             raise RefusedError("layers of encoder-decoders are not compiled; give runtime='graphs'")
-        self.eager = (Seq2SeqModel if encodes else CausalModel)(model)
+        self.eager = (Seq2SeqModel if encodes else self.eager_class)(model)
         model = self.eager.model if encodes else model  # it may be within the user's model
         self.model, self.device = model, self.eager.device
         self.compute_dtype = self.eager.compute_dtype
@@ -135,7 +162,10 @@ class GraphModel(Model):
         self.runtime = "compiled" if compiled else "graphs"
         # by number of slots, width, end and source end
         self.passes: dict[tuple[int, int, int, int], GraphPass] = {}
-        self.shape = self.cache.shape  # the shape for which `passes` were recorded
+        # by shape, source end, and the addresses of the tables that a chain uses
+        self.chains: dict[tuple[ChainShape, int, tuple[int, ...]], RecordedChain] = {}
+        self._q = torch.empty(0)  # of the chains; a new one if a chain needs more
+        self.shape = self.cache.shape  # the shape for which passes and chains were recorded
         self.pool: Any = None
         self.offset: Tensor | None = None  # lengths by slot, on the device; None: not sent yet
 
@@ -204,18 +234,84 @@ class GraphModel(Model):
         self.padding = self.count_padded_positions(B, width_needed) - sum(counts)
         end = round_up_slots(max(self.cache.lengths) + width)
         self.cache.reserve(B, end)
-        logits, hidden = self._get_pass(round_up_to_power_of_two(B), width, end)(
+        outputs = self._get_pass(round_up_to_power_of_two(B), width, end)(
             ids, self._send_lengths(), self._send_first_positions()
         )
+        if outputs.tapped is not None and self.eager.exposes_states:
+            places = zip(self.cache.slots, counts, strict=True)
+            states = [outputs.tapped[slot, :n].clone() for slot, n in places]
+            self.cache.shown.add(self.cache.lengths, states)
         self._advance(counts)
         needed = NeededPositions(counts, need, self.cache.slots, self.device)
-        self._hidden = needed.select(hidden[:B])
-        return needed.select(logits[:B])
+        self._hidden = needed.select(outputs.hidden[:B])
+        return needed.select(outputs.logits[:B])
+
+    @torch.inference_mode()
+    def chain(
+        self,
+        blocks: list[list[int]],
+        budget: list[int],
+        choice: TokenChoice,
+        embeddings: Tensor | None = None,
+    ) -> ChainedTokens:
+        added = [len(block) + max(0, g - 1) for block, g in zip(blocks, budget, strict=True)]
+        check_room(self.lengths, added, self.compute_max_lengths(self.long))
+        heads = [block[:-BLOCK_TOKENS] for block in blocks]
+        if any(heads):
+            self.score(heads, [0 for _ in heads])
+        blocks = [block[-BLOCK_TOKENS:] for block in blocks]
+        return self._run_chain(blocks, BLOCK_TOKENS, budget, choice, None)
+
+    def _run_chain(
+        self,
+        blocks: list[list[int]],
+        width: int,
+        budget: list[int],
+        choice: TokenChoice,
+        table: Tensor | None,
+    ) -> ChainedTokens:
+        """Do as `chain` for blocks that have at most `width` tokens, for which there is room."""
+        counts, B, G = list(map(len, blocks)), len(blocks), round_up_gamma(max(budget))
+        self.cache.close_gaps()
+        end = round_up_slots(max(self.cache.lengths) + width + G - 1)
+        self.cache.reserve(B, end)
+        sampled, rows = choice.filters is not None, round_up_to_power_of_two(B)
+        shape = ChainShape(rows, width, G, end, sampled, is_ranked(choice))
+        recorded = self._get_chain(shape, choice.ids, table)
+        numbers = send(pack_numbers(counts, budget, choice), self.device)
+        recorded.numbers[:B, : numbers.shape[1]] = self.cache.to_slot_order(numbers)
+        ids = self.cache.to_slot_order(pad_blocks(blocks, self.device))
+        chained = recorded.run(ids, self._send_lengths(), self._send_first_positions())
+        self._advance([n + max(0, g - 1) for n, g in zip(counts, budget, strict=True)])
+        slots = self.cache.slots
+        aligned = slots == list(range(B))
+        places = slice(B) if aligned else send(torch.tensor(slots), self.device)
+        return select_chained(chained, places, max(budget), choice)
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.cache.lengths, lengths)
+        self.cache.shown.truncate(lengths)
         if lengths != self.cache.lengths:
             self.cache.lengths, self.offset = list(lengths), None
+
+    def rehearse(self) -> None:
+        """Run and record a few short forward passes over the only sequence."""
+        for blocks in REHEARSAL_BLOCKS:
+            self.score(blocks, [1])
+        self.chain([[0]], [2], make_rehearsal_choice(self.vocab_size))
+
+    def tap(self, taps: tuple[int, ...]) -> None:
+        self.eager.tap(taps)
+        self.twin, self.taps = RaggedTwin(self.model, taps), taps
+        if self.layers is not None:
+            self.layers = CompiledLayers(self.twin.model, self.cache)
+        self.passes.clear()
+
+    def expose_hidden_states(self, known: Callable[[list[int]], int] | None) -> None:
+        self.eager.expose_hidden_states(known)
+
+    def take_hidden_states(self) -> list[HiddenStates | None]:
+        return self.cache.shown.take()
 
     @torch.inference_mode()
     def permute(self, rows: list[int]) -> None:
@@ -247,38 +343,93 @@ class GraphModel(Model):
         even = min(counts) == max(counts)
         self.offset = self.offset + counts[0] if even and self.offset is not None else None
 
-    def _get_pass(self, rows: int, width: int, end: int) -> GraphPass:
-        if self.shape != self.cache.shape:  # recordings refer to the old tensors
+    def _discard_outdated(self) -> None:
+        """Discard all recordings if the cache has grown: they refer to the old tensors."""
+        if self.shape != self.cache.shape:
             self.passes.clear()
+            self.chains.clear()
             self.shape = self.cache.shape
             self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+
+    def _get_chain(
+        self, shape: ChainShape, target_ids: Tensor | None, table: Tensor | None
+    ) -> RecordedChain:
+        self._discard_outdated()
+        tables = target_ids, table
+        key = shape, self.cache.source_end, tuple(0 if x is None else x.data_ptr() for x in tables)
+        if key not in self.chains:
+            numbers, q = shape.make_buffer(self.device), self._get_q(shape)
+
+            def forward(ids: Tensor, lengths: Tensor, firsts: Tensor) -> ChainedTokens:
+                def run_pass(ids: Tensor, lengths: Tensor, states: Tensor | None) -> Any:
+                    pairs = self._make_pairs(ids, states, table)
+                    return self._forward(ids, lengths, firsts, shape.end, pairs)[:2]
+
+                return chain_passes(run_pass, ids, lengths, numbers, shape, q, target_ids)
+
+            run = self._make_pass(shape.rows, shape.width, forward)
+            self.chains[key] = RecordedChain(run, numbers, tables)
+        return self.chains[key]
+
+    def _get_q(self, shape: ChainShape) -> Tensor:
+        """Return a buffer for a chain's distributions. Chains share it, because it can take more
+        memory than all else that a recording needs."""
+        size = shape.rows * shape.num_tokens * self.vocab_size * shape.sampled
+        if size > len(self._q):
+            dtype = get_working_dtype(self.model.dtype)
+            self._q = torch.empty(size, dtype=dtype, device=self.device)
+        return self._q[:size].view(-1, shape.num_tokens, self.vocab_size)
+
+    def _make_pairs(
+        self, ids: Tensor, states: Tensor | None, table: Tensor | None
+    ) -> Tensor | None:
+        """Return the inputs of a forward pass over pairs of tokens and hidden states; None for a
+        model of tokens. states: within a chain, the hidden states `[slots, 1, H]`. table: the
+        embeddings."""
+        return None
+
+    def _get_pass(self, rows: int, width: int, end: int) -> GraphPass:
+        self._discard_outdated()
         key = rows, width, end, self.cache.source_end
         if key not in self.passes:
-            layers = self.layers if width <= MAX_RECORDED_WIDTH else None
 
-            def forward(ids: Tensor, lengths: Tensor, firsts: Tensor, watched: bool) -> PassOutputs:
-                with nullcontext() if layers is None or watched else layers.activate():
-                    return self._forward(ids, lengths, firsts, end)
+            def forward(ids: Tensor, lengths: Tensor, firsts: Tensor) -> PassOutputs:
+                return self._forward(ids, lengths, firsts, end, self._make_pairs(ids, None, None))
 
-            guard = RecordingGuard(type(self.model).__name__)
-            shape = rows, width
-            self.passes[key] = GraphPass(forward, guard, shape, self.device, self.pool)
+            self.passes[key] = self._make_pass(rows, width, forward)
         return self.passes[key]
 
-    def _forward(self, ids: Tensor, lengths: Tensor, firsts: Tensor, end: int) -> PassOutputs:
+    def _make_pass(
+        self, rows: int, width: int, run: Callable[[Tensor, Tensor, Tensor], Any]
+    ) -> GraphPass:
+        """Return a pass that runs `run` over ids, lengths and first positions."""
+        layers = self.layers if width <= MAX_RECORDED_WIDTH else None
+
+        def forward(ids: Tensor, lengths: Tensor, firsts: Tensor, watched: bool) -> Any:
+            with nullcontext() if layers is None or watched else layers.activate():
+                return run(ids, lengths, firsts)
+
+        guard = RecordingGuard(type(self.model).__name__)
+        return GraphPass(forward, guard, (rows, width), self.device, self.pool)
+
+    def _forward(
+        self, ids: Tensor, lengths: Tensor, firsts: Tensor, end: int, pairs: Tensor | None
+    ) -> PassOutputs:
         """Run a forward pass over new tokens `ids` `[slots, width]`. In slot b they follow
-        lengths[b] cached tokens. No shape depends on the tensors' values."""
+        lengths[b] cached tokens. No shape depends on the tensors' values. pairs: the inputs in
+        place of the ids; None for a model of tokens."""
         self.cache.lay_out(lengths, ids.shape[1], end)
-        recorder = HiddenStatesRecorder()
-        with self.twin(self.cache, recorder) as model:
+        recorder, tap_states = HiddenStatesRecorder(), dict[int, Tensor]()
+        with self.twin(self.cache, recorder, tap_states) as model:
             logits = model(
-                **self._make_inputs(ids, firsts), use_cache=True, return_dict=True
+                **self._make_inputs(ids, firsts, pairs), use_cache=True, return_dict=True
             ).logits
         self.cache.advance([0] * len(self.cache.lengths))
-        return logits, recorder.hidden
+        tapped = torch.cat([tap_states[j] for j in self.taps], -1) if self.taps else None
+        return PassOutputs(logits, recorder.hidden, tapped)
 
-    def _make_inputs(self, ids: Tensor, firsts: Tensor) -> dict[str, Any]:
-        """Return the arguments of the forward for new tokens `ids`, and the cache."""
+    def _make_inputs(self, ids: Tensor, firsts: Tensor, pairs: Tensor | None) -> dict[str, Any]:
+        """Return the arguments of the forward for new tokens `ids` or `pairs`, and the cache."""
         if isinstance(self.eager, Seq2SeqModel):
             cache = self.cache.cross_cache
             inputs = self.eager.make_decoder_inputs(ids, cache)
@@ -288,13 +439,14 @@ class GraphModel(Model):
             positions = positions.clamp(max=self._max_context - 1)  # padding only
         if self._max_context != self.context:
             positions = positions + firsts[:, None]
-        inputs = {"input_ids": ids, "position_ids": positions}
+        tokens = {"input_ids": ids} if pairs is None else {"inputs_embeds": pairs}
+        inputs = {**tokens, "position_ids": positions}
         return inputs | make_cache_argument(self.model, self.cache)
 
 
 class GraphPass:
-    """A forward pass with its own input buffers: ids `[rows, width]`, and lengths and first
-    positions, `[rows]` each.
+    """A forward pass, or a chain of them, with its own input buffers: ids `[rows, width]`, and
+    lengths and first positions, `[rows]` each.
 
     `guard` checks the operations of the first run. On CUDA the pass is then recorded, and all later
     runs replay the recording. Each run overwrites the outputs of the previous run.
@@ -302,7 +454,7 @@ class GraphPass:
 
     def __init__(
         self,
-        forward: Callable[[Tensor, Tensor, Tensor, bool], PassOutputs],
+        forward: Callable[[Tensor, Tensor, Tensor, bool], Any],
         guard: RecordingGuard,
         shape: tuple[int, int],
         device: torch.device,
@@ -314,9 +466,9 @@ class GraphPass:
         self.first_positions = torch.zeros_like(self.lengths)
         self.guard: RecordingGuard | None = guard
         self.graph: Any = None
-        self.outputs: PassOutputs = torch.empty(0), torch.empty(0)
+        self.outputs: Any = None
 
-    def __call__(self, ids: Tensor, lengths: Tensor, firsts: Tensor | None) -> PassOutputs:
+    def __call__(self, ids: Tensor, lengths: Tensor, firsts: Tensor | None) -> Any:
         """Return the outputs for these ids. The rest of the buffer is set to id 0: an id left over
         from the previous run may have NaN values, which the mask's weight of 0 does not remove."""
         self.ids.zero_()
@@ -337,7 +489,7 @@ class GraphPass:
         self.graph.replay()
         return self.outputs
 
-    def run(self, watched: bool = False) -> PassOutputs:
+    def run(self, watched: bool = False) -> Any:
         """Run the forward pass. watched: True if `guard` checks the operations; the layers then run
         uncompiled."""
         return self.forward(self.ids, self.lengths, self.first_positions, watched)
@@ -362,6 +514,14 @@ class GraphPass:
             self.graph = graph
 
 
+class RecordedChain(NamedTuple):
+    """The draft tokens of a step as one recording."""
+
+    run: GraphPass
+    numbers: Tensor  # the buffer for `graph_chain.pack_numbers`
+    tables: tuple[Tensor | None, Tensor | None]  # the target's ids and embeddings
+
+
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
     """Pause garbage collection during a recording, which would fail if an old graph was freed."""
@@ -374,13 +534,18 @@ def pause_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+def make_rehearsal_choice(V: int) -> TokenChoice:
+    """Return a choice of two tokens that needs every operation that a chain can need."""
+    return TokenChoice(V, None, REHEARSAL_FILTERS, torch.zeros(2, 1, dtype=torch.float64))
+
+
 def rehearse(model: GraphModel) -> GraphModel:
     """Run and record a few short forward passes, and return the model. Raises RefusedError if they
     cannot be recorded."""
     try:
         model.start([[0]], [[0]] if model.encoder_decoder else None)
-        for blocks in REHEARSAL_BLOCKS:
-            model.score(blocks, [1])
+        model.rehearse()
+        model.chains.clear()  # a target needs none
         model.leave([0])
         if model.layers is not None:
             _compare(model, model.layers)

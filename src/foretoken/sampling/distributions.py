@@ -62,6 +62,26 @@ def warp_logits(logits: Tensor, params: WarpingParams) -> Tensor:
     return scores
 
 
+def warp_by_tensors(logits: Tensor, filters: Tensor, *, ranked: bool) -> Tensor:
+    """Do as `warp_logits`, but with the numbers in a tensor on the logits' device, so that a
+    recorded CUDA graph is valid for any numbers. No operation waits for the device, and no shape
+    depends on the numbers.
+
+    filters: `[B, 4]` in float64, for logits `[B, V]`: temperature, top-k, top-p and min-p of each
+    row. ranked: False if no row uses top-k or top-p, which need sorted scores.
+    """
+    scores, V = logits.to(get_working_dtype(logits.dtype)), logits.shape[-1]
+    temperature, top_k, top_p, min_p = filters[..., None].unbind(1)
+    scores = scores / temperature.to(scores.dtype)
+    if ranked:
+        ordered = scores.sort(-1).values
+        num_dropped = torch.where(top_k > 0, V - top_k, 0).clamp(min=0)
+        edge = ordered.gather(-1, num_dropped.long())
+        scores, ordered = (_mask_out(x, x < edge) for x in (scores, ordered))
+        scores = _drop_mass(scores, ordered, (1 - top_p).to(scores.dtype))
+    return _min_p(scores, min_p.to(scores.dtype))
+
+
 def compute_row_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Return `probabilities` of logits `[B, ..., V]`, with separate params for each row."""
     first = params[0]
@@ -131,6 +151,13 @@ def locate(
         return tokens.draw(distributions, uniforms)
     if distributions.is_cpu:
         return _locate_on_host(distributions, uniforms, cdf)
+    return locate_on_device(distributions, uniforms, cdf)
+
+
+def locate_on_device(
+    distributions: Tensor, uniforms: Tensor, cdf: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Do as `locate` by operations that a CUDA graph can contain."""
     cdf = compute_cdf(distributions) if cdf is None else cdf
     total = cdf[:, -1:].clone()  # a view would keep the whole CDF in memory
     mark = uniforms.to(cdf)[:, None] * total
@@ -248,18 +275,22 @@ def _top_k(scores: Tensor, k: int) -> Tensor:
 def _top_p(scores: Tensor, top_p: float) -> Tensor:
     """Mask out the lowest scores, up to a total probability of 1 - top_p. Among equal scores,
     scores of lower ids are masked out first. The highest score is never masked out."""
-    edge, tied = _find_top_p_edge(scores, top_p)
+    ordered = _sort_ascending(scores, scores.shape[-1])
+    return _drop_mass(scores, ordered, torch.full_like(ordered[..., :1], 1 - top_p))
+
+
+def _drop_mass(scores: Tensor, ordered: Tensor, limit: Tensor) -> Tensor:
+    """Mask out the lowest scores, up to a total probability of `limit [..., 1]`. `ordered`: the
+    scores in ascending order."""
+    edge, tied = _find_top_p_edge(ordered, limit)
     return _mask_out(scores, (scores < edge) | _keep_first(scores == edge, tied))
 
 
-def _find_top_p_edge(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+def _find_top_p_edge(ordered: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
     """Return the lowest score that is not masked out, and the number of ids with this score that
     are masked out, `[..., 1]` each."""
-    V = scores.shape[-1]
-    ordered = _sort_ascending(scores, V)
     mass = ordered.softmax(-1).cumsum(-1)
-    limit = torch.full_like(mass[..., :1], 1 - top_p)
-    count = torch.searchsorted(mass, limit, right=True).clamp(max=V - 1)
+    count = torch.searchsorted(mass, limit, right=True).clamp(max=ordered.shape[-1] - 1)
     edge = ordered.gather(-1, count)
     return edge, count - torch.searchsorted(ordered, edge)
 
@@ -269,7 +300,7 @@ def _keep_first(mask: Tensor, count: Tensor) -> Tensor:
     return mask & (mask.cumsum(-1) <= count)
 
 
-def _min_p(scores: Tensor, min_p: float) -> Tensor:
+def _min_p(scores: Tensor, min_p: float | Tensor) -> Tensor:
     p = scores.softmax(-1)
     return _mask_out(scores, p < min_p * p.amax(-1, keepdim=True))
 

@@ -90,6 +90,7 @@ class Draw:
         # this drafter's draft tokens, for the controls
         self._draft_tokens: list[list[int]] = [[] for _ in keys]
         self._prefetched: Tensor | None = None  # [num_draft_tokens + 2, B]
+        self._host_numbers: Tensor | None = None  # the same on the host
 
     @property
     def greedy(self) -> bool:
@@ -122,6 +123,7 @@ class Draw:
             every = getattr(self, name)
             setattr(some, name, [every[b] for b in rows])
         some._prefetched = None if self._prefetched is None else self._prefetched[:, rows]
+        some._host_numbers = None if self._host_numbers is None else self._host_numbers[:, rows]
         return some
 
     def sample(
@@ -185,7 +187,8 @@ class Draw:
         """
         names = [(0, Purpose.ACCEPT), (0, Purpose.NEXT)]
         names += [(i, Purpose.DRAFT) for i in range(num_draft_tokens)]
-        self._prefetched = send(self._compute_numbers(*names), device)
+        self._host_numbers = self._compute_numbers(*names)
+        self._prefetched = send(self._host_numbers, device)
 
     def __call__(self, distribution: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
         """Sample draft token i of every sequence from a distribution.
@@ -216,7 +219,7 @@ class Draw:
             [*x, *new] for x, new in zip(self.previous_draft_tokens, draft_tokens, strict=True)
         ]
         later._draft_tokens = [[] for _ in draft_tokens]
-        later._prefetched = None
+        later._prefetched = later._host_numbers = None
         return later
 
     @property
@@ -243,8 +246,10 @@ class Draw:
             count: Number of draft tokens.
 
         Returns:
-            `[count, B]`, in float64.
+            `[count, B]`, in float64, on the host.
         """
+        if self._host_numbers is not None and count <= len(self._host_numbers) - 2:
+            return self._host_numbers[2 : 2 + count]
         return self._compute_numbers(*((i, Purpose.DRAFT) for i in range(count)))
 
     def draw_verification_numbers(self) -> tuple[Tensor, Tensor]:

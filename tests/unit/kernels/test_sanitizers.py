@@ -62,7 +62,7 @@ for name, more in networks:
                 made.set_lengths([377, 9, 1])
                 filters = 0.8, 20, 0.9, 0.01
                 numbers = torch.full((3, 3), 0.4, dtype=torch.float64)
-                choice = TokenChoice(made.vocab_size, None, filters, numbers)
+                choice = TokenChoice(made.vocab_size, None, [filters] * 3, numbers)
                 draft = made.chain([[5], [6, 7], [8]], [3, 1, 2], choice)
                 made.set_lengths([377, 9, 1])
                 made.permute([0])

@@ -57,13 +57,17 @@ def assert_own_texts(spec: foretoken.Speculator) -> None:
     assert sum(text.stats.drafted for text in drafted) > 0
 
 
-@pytest.mark.daily("dflash-transformers", "dspark-native")
+@pytest.mark.daily("dflash-transformers", "dflash-graphs", "dspark-native")
 @pytest.mark.parametrize(
     ("kind", "runtime"),
     [
         pytest.param(kind, runtime, marks=marks, id=f"{kind}-{runtime}")
         for kind in ("dflash", "dflash2", "domino", "dspark")
-        for runtime, marks in (("transformers", ()), ("native", pytest.mark.native))
+        for runtime, marks in (
+            ("transformers", ()),
+            ("graphs", ()),
+            ("native", pytest.mark.native),
+        )
     ],
 )
 def test_blocks(kind: str, runtime: str, tmp_path: Path) -> None:

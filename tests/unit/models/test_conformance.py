@@ -206,8 +206,9 @@ PROVED = {  # ability -> cases by which a test below proves it
         "native, encoder",
     ),
     "tensors": ("graphs", "graphs, encoder"),
-    "chain": tuple(name for name in CASES if name.startswith(("native", "copy"))),
-    "taps": ("torch", "torch, encoder", "native", "native, encoder"),
+    "chain": tuple(name for name in CASES if name.startswith(("native", "copy", "graphs"))),
+    "mixed_chain": tuple(name for name in CASES if name.startswith("graphs")),
+    "taps": ("torch", "torch, encoder", "graphs", "graphs, encoder", "native", "native, encoder"),
 }
 
 
@@ -430,6 +431,8 @@ class WatchedRows(Rows):
         ("torch", 1e-12),
         ("torch, encoder", 1e-12),
         ("torch, states", 1e-3),
+        ("graphs", 1e-12),
+        ("graphs, encoder", 1e-12),
         ("native", 1e-4),
         ("native, encoder", 1e-4),
         ("native, states", 1e-3),
@@ -443,7 +446,7 @@ def test_states_that_are_shown_are_those_of_one_forward(name: str, within: float
     taps = 0, count // 2, count, FINAL_TAP
     conversion = NativeConversion(None, "float32", lambda: network, taps=taps)
     stock = partial(tapped, network, taps, case.make)
-    rows = WatchedRows(case, stock() if "torch" in name else conversion.load_model())
+    rows = WatchedRows(case, conversion.load_model() if "native" in name else stock())
     play(rows, 60)
     rows.take()
     assert rows.rows
@@ -672,6 +675,19 @@ def test_blocks_as_tensors_are_their_rows_first_ids(name: str) -> None:
             if n:
                 rows.compare(own[:n], row, n)
         rows.back(*(min(1, n) for n in need))
+
+
+@pytest.mark.parametrize("name", PROVED["mixed_chain"])
+def test_rows_of_a_chain_may_differ_in_their_filters(name: str) -> None:
+    """One samples from the likeliest token alone, one from all."""
+    model, V = Rows(CASES[name], *made(name)).model, CASES[name].ids + 2
+    model.start(HEADS[:2], SOURCES[:2] if model.encoder_decoder else None)
+    numbers = torch.full((2, 2), 0.999, dtype=torch.float64)
+    filters = [(1.0, 1, 1.0, 0.0), (50.0, 0, 1.0, 0.0)]
+    q = model.chain([[4], [5]], [2, 2], TokenChoice(V, None, filters, numbers)).q
+    assert q is not None and q.shape == (2, 2, V)
+    assert (q[0] > 0).sum(-1).tolist() == [1, 1] and (q[1] > 0).all()
+    assert (q.sum(-1) - 1).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("name", PROVED["chain"])

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import pairs
@@ -38,6 +36,7 @@ from foretoken.models.stock.selfcheck import (
 )
 from pairs import PROMPTS
 from tiny_families import FAMILIES, build
+from work import Work
 
 CPU = torch.device("cpu")
 
@@ -111,6 +110,7 @@ def only_on_the_host(self: GraphModel, lengths: list[int]) -> None:
 
 def forgets(self: FixedCache, rows: list[int]) -> None:
     self.lengths, self.long = [self.lengths[b] for b in rows], [False] * len(rows)
+    self.shown.select(rows)
     self.slots = list(range(len(rows)))
 
 
@@ -147,20 +147,6 @@ def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 CAUSAL = ["Llama", "Mistral", "Gemma 2", "GPT-2", "OPT", "Mixtral"]
-
-
-class Work(TorchDispatchMode):
-    """What is done, and to which shapes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.done: list[tuple[str, list[tuple[int, ...]]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        tensors = [x for x in tree_leaves((args, result)) if isinstance(x, torch.Tensor)]
-        self.done.append((str(func), [(*x.shape, *x.stride()) for x in tensors]))
-        return result
 
 
 @pytest.mark.daily("Llama", "Gemma 2", "GPT-2", "T5")

@@ -30,6 +30,7 @@ from foretoken.sampling.distributions import (
     probabilities,
     require_valid_logits,
     sample,
+    warp_by_tensors,
 )
 from oracle import inverse_cdf
 
@@ -243,6 +244,33 @@ def test_a_distribution_is_the_same_on_a_device(params):
     with Elsewhere():
         there = probabilities(logits, params)
     assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spread", [1, 200])
+def test_filters_in_a_tensor_are_those_of_params(dtype, spread):
+    """Each row has filters of its own; ties at every cut, impossible ids, and probabilities that
+    underflow."""
+    params = [each for each in COMBINATIONS for _ in range(3)]
+    logits = torch.randint(12, (len(params), 60), generator=torch.manual_seed(2)).to(dtype) / 3
+    logits[::3, ::4] = -math.inf
+    filters = torch.tensor([each.standard[:4] for each in params], dtype=torch.float64)
+    ranked = (filters[:, 1] > 0) | (filters[:, 2] < 1)
+    with Elsewhere():
+        for some in (ranked, ~ranked):
+            made = warp_by_tensors(
+                logits[some] * spread, filters[some], ranked=bool(ranked[some].any())
+            ).softmax(-1)
+            expected = [
+                probabilities(row * spread, each)
+                for row, each, chosen in zip(logits, params, some.tolist(), strict=True)
+                if chosen
+            ]
+            assert alike(made, torch.stack(expected)) and made.dtype == dtype
+    assert alike(
+        warp_by_tensors(logits, filters, ranked=True).softmax(-1)[~ranked],
+        warp_by_tensors(logits, filters, ranked=False).softmax(-1)[~ranked],
+    )
 
 
 def scattered(seed: int, B: int = 64, V: int = 500) -> torch.Tensor:

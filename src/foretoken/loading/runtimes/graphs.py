@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 def find_refusal(model: ModelFacts, placement: Placement) -> str | None:
     """Return why CUDA graphs cannot run a model; None if its family passed the self-check."""
-    if placement.taps:
-        return f"{placement.runtime} does not expose the hidden states that the draft uses"
     try:
         network = get_language_model(model.structure)
         encodes = network.config.is_encoder_decoder
@@ -30,9 +28,12 @@ def find_refusal(model: ModelFacts, placement: Placement) -> str | None:
 
 
 def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
-    """Return the model with its first graphs recorded. Raises RefusedError if recording fails."""
+    """Return the model with its first graphs recorded. Raises RefusedError if recording fails, or
+    if the model cannot expose hidden states at the taps."""
     network = model.load_network(placement.dtype, placement.device)
     require_precision(network, GRAPHS_FORM)
     graphs = GraphModel(network, compiled=placement.runtime == "compiled")
     graphs.may_compile = not placement.named
+    if placement.taps:
+        graphs.tap(placement.taps)
     return rehearse(graphs), ["it passed the self-check"]

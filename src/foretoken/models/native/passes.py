@@ -108,7 +108,7 @@ class DraftChain:
             record.states_of = states.ctypes.data
         if sources:
             record.sources_of, record.length_of = tables[B:].ctypes.data, address + 12 * B
-        temperature, top_k, top_p, min_p = choice.filters or (1.0, 0, 1.0, 0.0)
+        temperature, top_k, top_p, min_p = (choice.filters or [(1.0, 0, 1.0, 0.0)])[0]
         record.choice = SoftmaxRecord(
             1, Vd, 1, 0 if top_k >= Vd else top_k, temperature, min_p, top_p
         )

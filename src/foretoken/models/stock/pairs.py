@@ -201,7 +201,9 @@ class StockPairModel(CausalModel, HiddenStateDraftModel):
         self, prompts: list[list[int]], sources: list[list[int]] | None = None
     ) -> RaggedCache:
         width = cast(PairsNetwork, self.model).input_width
-        self._pairs = [torch.zeros(len(p), width, dtype=self.model.dtype) for p in prompts]
+        zeros = torch.zeros(max(map(len, prompts), default=0), width, dtype=self.model.dtype)
+        zeros = zeros.to(self.device)
+        self._pairs = [zeros[: len(p)] for p in prompts]
         return super().prefill(prompts)  # prompts are empty; for measurements, the pairs are zeros
 
     def _make_inputs(self, ids: Tensor, cache: RaggedCache) -> dict[str, Any]:

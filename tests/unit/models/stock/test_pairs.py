@@ -24,7 +24,9 @@ import tiny
 from foretoken import Engine, Speculator
 from foretoken.drafters import pairs as drafting
 from foretoken.drafters.mtp_stacks import MtpStackDrafter
+from foretoken.drafters.pairs import PairsDrafter
 from foretoken.errors import RefusedError
+from foretoken.models.graph_pairs import GraphPairModel
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock import pair_files
 from foretoken.models.stock.sizes import get_context_limit
@@ -46,6 +48,7 @@ from pairdrafts import (
     mtp_layer,
     mtp_stack,
     noted,
+    on_graphs,
     on_native,
     pairs_drafter,
     part,
@@ -98,12 +101,15 @@ def require_course(drafter: Any, expected: Any, within: float = WITHIN) -> None:
 
 
 @pytest.mark.daily("some tokens", "three layers", "two taps, from the end")
-@pytest.mark.parametrize("native", [False, pytest.param(True, marks=pytest.mark.native)])
+@pytest.mark.parametrize(
+    "backend", ["torch", "graphs", pytest.param("native", marks=pytest.mark.native)]
+)
 @pytest.mark.parametrize("name", EAGLES)
-def test_eagle_draws_from_its_law(name: str, native: bool) -> None:
+def test_eagle_draws_from_its_law(name: str, backend: str) -> None:
     file = EAGLES[name]
-    if not native:
-        require_course(pairs_drafter(TARGET, file.read(TARGET)), law(file))
+    if backend != "native":
+        make = on_graphs if backend == "graphs" else pairs_drafter
+        require_course(make(TARGET, file.read(TARGET)), law(file))
         return
     target = copy.deepcopy(TARGET).float()
     draft = file.read(target)
@@ -412,7 +418,12 @@ def test_qwen_s_layer_draws_from_its_law(name: str) -> None:
     network = qwen(name)
     tensors = filed(mtp_layer(network), "mtp")
     draft = mtp_draft(network, tensors)
-    require_course(pairs_drafter(network, draft), qwen_layer(network, tensors), 1e-4)
+    drafter: Any = pairs_drafter(network, draft)
+    require_course(drafter, qwen_layer(network, tensors), 1e-4)
+    # recurrent targets run on torch; the layer has no recurrence
+    decoder = GraphPairModel(draft.network)
+    drafter = PairsDrafter(drafter.target, decoder, drafter.embedding, draft.ids)
+    require_course(drafter, qwen_layer(network, tensors), 1e-4)
 
 
 def test_mimo_s_projection_takes_the_state_before_the_embedding() -> None:
