@@ -127,7 +127,8 @@ class NetworkRecord(Structure):
         (NormRecord, "embedding_norm last"),
         (POINTER(LayerRecord), "layer"),
         (c_int32, "beside before_last"),
-        (NormRecord, "beside_norm"),
+        (NormRecord, "beside_norm state_norm"),
+        (WeightRecord, "pair"),
         (c_int32, "encoder"),
         (LayerInputsRecord, "inputs"),
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -33,6 +33,7 @@ from foretoken.loading.published_drafts import (
     MASK_EMBEDDING_FILE,
     PublishedDraft,
 )
+from foretoken.loading.sources import ModelSource
 from foretoken.loading.target import LoadedTarget, PendingDraft, TargetEmbeddings, TargetInfo
 from foretoken.loading.weights import FolderWeights
 from foretoken.models.base import Model
@@ -45,6 +46,7 @@ from foretoken.models.stock.dflash import StockBlockModel
 from foretoken.models.stock.mtp_stacks import MtpStackNetwork, StockMtpStack
 from foretoken.models.stock.pair_files import PairsDraft
 from foretoken.models.stock.pairs import PairsNetwork, StockPairModel
+from foretoken.models.store import ConversionSource
 from foretoken.storage.cache import load_cached_values, save_cached_value
 
 log = logging.getLogger(__name__)
@@ -76,6 +78,7 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
     pair_files.require_verifier(draft.name, draft.config, structure)
     if draft.kind == "eagle3":
         tensors = weights.read_weights(weights.keys)
+        files = draft if "lm_head.weight" in tensors else _with_target_head(draft, target)
         embeddings = TargetEmbeddings(target.facts, None)
         pairs = pair_files.build_eagle(
             draft.name, draft.config, tensors, structure, lambda: embeddings.head
@@ -83,7 +86,7 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
         if not pairs.other_taps:
             because = f"{draft.name} specifies which hidden states it uses"
             options.refuse("draft_taps", because=because)
-        return PendingPairsDraft(draft, pairs, options).draft
+        return PendingPairsDraft(draft.name, files, pairs, options).draft
     if draft.kind == "mtp":
         options.refuse("draft_taps", because=f"{draft.name} uses the target's last hidden states")
         if (count := draft.config.get("num_nextn_predict_layers", 1)) != 1:
@@ -91,7 +94,8 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
                 f"{draft.name} has num_nextn_predict_layers {count!r:.40}, but only 1 is "
                 "supported; give another draft"
             )
-        return _prepare_mtp(draft, weights.read_weights(weights.keys), target, options)
+        own = weights.read_weights(weights.keys)
+        return _prepare_mtp(draft.name, _with_target_head(draft, target), own, target, options)
     if draft.kind in BLOCK_KINDS:
         return _prepare_blocks(draft, target, options)
     if draft.kind == "assistant":
@@ -100,6 +104,13 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
         f"{draft.name} is a draft of kind {draft.kind!r:.40}, which is not supported; give a draft "
         f"of kind eagle3, mtp, {', '.join(BLOCK_KINDS)} or assistant, or a model"
     )
+
+
+def _with_target_head(draft: PublishedDraft, target: TargetInfo) -> ConversionSource | None:
+    """Return what the conversion of a draft with the target's output layer is stored by; None if it
+    cannot be stored, because the target is in memory."""
+    source = target.facts.source
+    return source and replace(draft, head_source=source)
 
 
 def _prepare_assistant(
@@ -179,9 +190,11 @@ def _require_taps(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Mod
 
 @dataclass(frozen=True, slots=True)
 class PendingPairsDraft:
-    """An EAGLE-3 or MTP draft that fits its target, before the target is loaded."""
+    """An EAGLE-3 or MTP draft that fits its target, before the target is loaded. source: What its
+    conversion for the native decoder is stored by; None: it is not stored."""
 
-    source: PublishedDraft
+    name: str
+    source: ConversionSource | None
     pairs: PairsDraft
     options: LoadOptions
 
@@ -213,7 +226,7 @@ class PendingPairsDraft:
     def attach(self, target: LoadedTarget) -> PairsDrafter:
         """Return the drafter for the loaded target. Raises RefusedError if the target does not
         expose the hidden states that the draft uses."""
-        model = _require_taps(target, self.taps, self.source.name)
+        model = _require_taps(target, self.taps, self.name)
         embeddings = TargetEmbeddings(target.info.facts, target.model)
         own_embedding = self.pairs.embedding
         embedding = (
@@ -266,7 +279,7 @@ class PendingPairsDraft:
             log.info(
                 "%s uses the hidden states before layers %s: alpha is %.2f on the target's own "
                 "output, and %.2f with those before layers %s; set draft_taps to choose",
-                self.source.name,
+                self.name,
                 *(taps[choice], alphas[choice], alphas[1 - choice], taps[1 - choice]),
             )
             if key:
@@ -313,17 +326,26 @@ def prepare_mtp(target: TargetInfo, options: LoadOptions) -> PendingDraft:
     else:
         weights = FolderWeights(Path(folder.path))
         own = weights.read_weights(pair_files.map_mtp_names(weights.keys, layers))
-    return _prepare_mtp(
-        PublishedDraft(target.name, Path(folder.path), "mtp", {}), own, target, options
-    )
+    source = MtpLayersSource(folder.name, folder.path, folder.options, folder.adapter)
+    return _prepare_mtp(target.name, source, own, target, options)
+
+
+class MtpLayersSource(ModelSource):
+    """A target's own layers for multi-token prediction, in the same files as the target."""
+
+    part = "MTP layers"
+
+    def list_custom_code(self) -> list[str]:
+        return [*super().list_custom_code(), self.part]
 
 
 def _prepare_mtp(
-    draft: PublishedDraft,
+    name: str,
+    source: ConversionSource | None,
     tensors: dict[str, torch.Tensor],
     target: TargetInfo,
     options: LoadOptions,
 ) -> PendingDraft:
     head = TargetEmbeddings(target.facts, None).head
-    pairs = pair_files.build_mtp(draft.name, tensors, target.facts.structure, head)
-    return PendingPairsDraft(draft, pairs, options).draft
+    pairs = pair_files.build_mtp(name, tensors, target.facts.structure, head)
+    return PendingPairsDraft(name, source, pairs, options).draft

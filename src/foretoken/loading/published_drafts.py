@@ -9,6 +9,8 @@ from typing import Any
 
 from foretoken.errors import InputError, format_value, to_one_line
 from foretoken.loading import hub
+from foretoken.models import store
+from foretoken.models.store import ConversionSource
 from foretoken.storage.files import parse_json
 
 MASK_EMBEDDING_FILE = "mask_embedding.pt"  # an embedding of the mask token, trained separately
@@ -34,10 +36,12 @@ class PublishedDraft:
     folder: Path
     kind: str
     config: dict[str, Any]
+    head_source: ConversionSource | None = None  # the target, if the draft has its output layer
     # attributes of a `ModelSource`, read when a draft is converted
     gguf = None
     commit = None
     adapter_files = list[Path]()
+    part = ""
 
     @property
     def description(self) -> str:
@@ -62,7 +66,8 @@ class PublishedDraft:
     def list_custom_code(self) -> list[str]:
         """Return the part of a conversion's cache key that distinguishes this draft from a model in
         the same folder."""
-        return [f"a draft of kind {self.kind}, in a context of its own"]
+        head = [] if self.head_source is None else [store.compute_key(self.head_source, "head")]
+        return [f"a draft of kind {self.kind}, in a context of its own", *head]
 
 
 def find_published(name: str | Path, revision: str | None) -> PublishedDraft | None:

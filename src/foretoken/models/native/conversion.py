@@ -21,7 +21,12 @@ from foretoken.models import store
 from foretoken.models.native import description
 from foretoken.models.native.encoder_decoder import NativeEncoderDecoder, NativeMediaDecoder
 from foretoken.models.native.media import NativeMediaModel, describe_media, import_stock_media
-from foretoken.models.native.model import NativeHiddenStateDraft, NativeModel, NativeTargetCopy
+from foretoken.models.native.model import (
+    NativeHiddenStateDraft,
+    NativeModel,
+    NativeMtpStack,
+    NativeTargetCopy,
+)
 from foretoken.models.native.passes import NativePasses
 from foretoken.models.stock.sizes import (
     get_context_limit,
@@ -88,7 +93,10 @@ class NativeConversion:
             return NativeEncoderDecoder(passes, facts)
         if facts["sees"] is not None:
             return NativeMediaModel(passes, facts, self.network, self._build_exact_model)
-        return (NativeHiddenStateDraft if passes.facts["beside"] else NativeModel)(passes, facts)
+        if not passes.facts["beside"]:
+            return NativeModel(passes, facts)
+        stack = len(passes.facts.get("stack", [])) > 1
+        return (NativeMtpStack if stack else NativeHiddenStateDraft)(passes, facts)
 
     def _build_exact_model(self, network: PreTrainedModel) -> NativeModel:
         """Return a float32 version of this model, converted in memory from a loaded transformers
@@ -114,7 +122,8 @@ class NativeConversion:
     def _load_passes(self) -> tuple[NativePasses, dict[str, Any]]:
         found = None
         if self.source is not None:
-            key, form = self._compute_key(self.source), f"{self.dtype} (native)"
+            key, part = self._compute_key(self.source), self.source.part
+            form = f"{self.dtype} (native{part and ', ' + part})"
 
             def write(place: Path) -> dict[str, Any]:
                 return self._convert(place) | self.get_extra_facts() | {"identity": key}

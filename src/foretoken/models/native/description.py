@@ -33,6 +33,7 @@ from foretoken.models.native.network import (
     LayerInputs,
     Linear,
     Norm,
+    PairInputs,
     RecurrentMixer,
     Rope,
 )
@@ -201,7 +202,7 @@ def _write_network(
     """Write the weights of a decoder or an encoder; return its description, in which "ropes" is
     still empty. shared: The result of `_write_embeddings` for another network with equal
     embeddings; None: write the embeddings."""
-    head, pairs = decoder.head and writer.append_weight([decoder.head], 8), decoder.pairs
+    head = decoder.head and writer.append_weight([decoder.head], 8)
     embeddings, factor = shared or (None, 1.0)
     if not shared and (vectors := _get_vectors(decoder)):
         embeddings, factor = _write_embeddings(*vectors, decoder.head, writer, head)
@@ -209,7 +210,7 @@ def _write_network(
     for layer in list_recurrent_layers(layers):
         layer["recurrence"]["at"] = end
         end += count_state_numbers(layer)
-    return {
+    facts = {
         "halved": int(writer.bits is not None),
         "width": decoder.width,
         "vocabulary": 0 if decoder.head is None else len(decoder.head.weight),
@@ -225,16 +226,27 @@ def _write_network(
         "ropes": [],
         "layers": layers,
         "row_numbers": end,
-        "beside": 0 if pairs is None else pairs.width,
-        "before_last": int(pairs is not None and pairs.before_last),
-        "beside_norm": pairs and writer.append_norm(pairs.norm),
-        "join": pairs and writer.append_weight([pairs.join]),
+        "beside": 0,
         "encoder": 0,
         "inputs": decoder.inputs and _write_layer_inputs(decoder.inputs, writer),
         "biases": [
             {"at": writer.append(table), "shape": list(table.shape)}
             for table in decoder.distance_biases
         ],
+    }
+    pairs = [_write_pair_inputs(each, writer) for each in decoder.pairs]
+    return facts | (pairs[0] | {"stack": pairs} if pairs else {})
+
+
+def _write_pair_inputs(pairs: PairInputs, writer: WeightFile) -> dict[str, Any]:
+    return {
+        "beside": pairs.width,
+        "before_last": int(pairs.before_last),
+        "beside_norm": writer.append_norm(pairs.norm),
+        "last": writer.append_norm(pairs.last),
+        "join": pairs.join and writer.append_weight([pairs.join]),
+        "state_norm": writer.append_norm(pairs.state_norm),
+        "pair": pairs.product and writer.append_weight([pairs.product]),
     }
 
 

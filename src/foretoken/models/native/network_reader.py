@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
+from transformers.modeling_layers import MtpLayer
 from transformers.pytorch_utils import Conv1D
 
 from foretoken.errors import RefusedError
@@ -155,18 +156,20 @@ class NetworkReader:
         return {*map(id, every)} - {*map(id, own)}
 
     def _read_pairs(self, network: PairsNetwork) -> Decoder:
-        """Return the decoder of an EAGLE-3 draft."""
+        """Return the decoder of an EAGLE-3 draft, or of layers for multi-token prediction (MTP)."""
+        width, hidden = network.width, self.config.hidden_size
+        aligned = width % LANES == hidden % LANES == 0
+        self.require(aligned, f"widths {width} and {hidden}, not multiples of {LANES}")
+        if isinstance(network.first, MtpLayer):
+            return self._read_mtp(network)
         first, head, join = network.first, network.head, network.join
         own = isinstance(head, NormedHead)
         norm: Any = head.norm if own else network.norm
         known = isinstance(first, EagleLayer) and norm is not None and join is not None
-        self.require(known, "pairs of another kind than EAGLE-3's")
+        self.require(known, "pairs of another kind than EAGLE-3's or MTP's")
         assert isinstance(first, EagleLayer)
         assert join is not None
         self.require(not len(join.norms), "hidden states normed before their projection")
-        width, hidden = network.width, self.config.hidden_size
-        aligned = width % LANES == hidden % LANES == 0
-        self.require(aligned, f"widths {width} and {hidden}, not multiples of {LANES}")
         full = {*network.layer_types} == {"full_attention"}
         self.require(full, "a draft with sliding windows")
         state = self.read_norm(first.hidden_norm)
@@ -180,32 +183,64 @@ class NetworkReader:
         return Decoder(
             hidden,
             [layer, *(self._read_layer(each, 0) for each in network.more)],
-            None,
-            state if first.norm_before_residual else None,
-            self.read_norm(norm),
-            self.read_linear(head.linear if own else head),
-            0.0,
-            1.0,
-            self.ropes,
-            PairInputs(
-                width, self.read_norm(first.input_layernorm), self.read_linear(join.fc), own
-            ),
+            embedding_norm=state if first.norm_before_residual else None,
+            head=self.read_linear(head.linear if own else head),
+            ropes=self.ropes,
+            pairs=[
+                PairInputs(
+                    width,
+                    self.read_norm(first.input_layernorm),
+                    self.read_norm(norm),
+                    own,
+                    self.read_linear(join.fc),
+                )
+            ],
         )
+
+    def _read_mtp(self, network: PairsNetwork) -> Decoder:
+        """Return the decoder of one MTP layer, or of a stack of them, each with inputs of its
+        own."""
+        layers: list[Any] = [network.first, *network.more]
+        swapped = getattr(self.config, "mtp_hidden_states_first", False)
+        self.require(not swapped, "pairs that begin with the hidden state")
+        self.layers = [each.mtp_block for each in layers]
+        windows = self._list_windows(len(layers))
+        return Decoder(
+            self.config.hidden_size,
+            [self._read_layer(x, n) for x, n in zip(self.layers, windows, strict=True)],
+            head=self.read_linear(network.head),
+            ropes=self.ropes,
+            pairs=[
+                PairInputs(
+                    network.width,
+                    self.read_norm(each.enorm),
+                    each.post_norm and self.read_norm(each.post_norm),
+                    state_norm=self.read_norm(each.hnorm),
+                    product=self.read_linear(each.eh_proj),
+                )
+                for each in layers
+            ],
+        )
+
+    def _list_windows(self, count: int) -> list[int]:
+        """Return the sliding window of each of `count` layers; 0: no window."""
+        stock = DynamicCache(config=self.network.config).layers
+        self.require(len(stock) <= count, "unknown layers")
+        windows = [getattr(layer, "sliding_window", None) or 0 for layer in stock]
+        # layers that share another layer's keys and values may have no entry in the cache
+        return windows + [0] * (count - len(windows))
 
     def _read_token_decoder(self) -> Decoder:
         network, config = self.network, self.config
-        stock = DynamicCache(config=network.config).layers
         head: Any = network.get_output_embeddings()
         self.layers = layers = list(get_decoder_layers(network))
         table: Any = network.get_input_embeddings()
         vectors = self.compute_vectors(table, getattr(config, "embedding_multiplier", None) or 1.0)
-        self.require(head is not None and len(stock) <= len(layers), "unknown layers or head")
+        self.require(head is not None, "unknown head")
         last = self.find_part(self.base, LAST_NORM_NAMES, "last norm")
         embedded = getattr(self.base, "word_embeddings_layernorm", None)
         self.positions = self._read_positions(get_context_limit(self.config))
-        windows = [getattr(layer, "sliding_window", None) or 0 for layer in stock]
-        # layers that share another layer's keys and values may have no entry in the cache
-        windows += [0] * (len(layers) - len(windows))
+        windows = self._list_windows(len(layers))
         for i in range(len(layers)):
             if (kv_source := self._find_kv_source_layer(i)) is not None:
                 windows[i] = windows[kv_source]

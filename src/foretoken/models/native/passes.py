@@ -260,6 +260,15 @@ class NativePasses:
         self.layer_offsets = [target.layer_offsets[i] for i in layers]
         self._opened = None
 
+    def split_stack(self) -> list[NativePasses]:
+        """Return the passes of each layer of a stack of MTP layers, over the pages of all
+        layers."""
+        made: list[NativePasses] = []
+        for k, pair_inputs in enumerate(self.facts["stack"]):
+            made.append(NativePasses(self.folder, self.facts | pair_inputs, (FINAL_TAP,)))
+            made[k].share_pages(self, [k])
+        return made
+
     def run(
         self,
         parts: list[SequencePart],

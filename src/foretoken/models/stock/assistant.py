@@ -18,7 +18,7 @@ from transformers.models.gemma4.modeling_gemma4 import (
     Gemma4TextRotaryEmbedding,
 )
 
-from foretoken.errors import RefusedError
+from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Model
 from foretoken.models.stock.attention import stacked_attention
 from foretoken.transfer import send
@@ -74,6 +74,7 @@ class Assistant(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
+        self.config = config
         text: Any = SharedKVConfig(config.get_text_config())
         H, V, width = text.hidden_size, text.vocab_size, config.backbone_hidden_size
         self.layer_types, self.sliding_window = list(text.layer_types), int(text.sliding_window)
@@ -134,7 +135,13 @@ class StockAssistant:
         self._layer_inputs: dict[str, AssistantLayerInputs] = {}
 
     def with_target(self, target: Model) -> StockAssistant:
-        """Return an assistant with the same network for another target."""
+        """Return an assistant with the same network for another target. Raises InputError if that
+        target does not share its keys and values."""
+        if not target.capabilities.shared_kv:
+            raise InputError(
+                "the target does not share the keys and values that the draft needs; give a target "
+                "that does"
+            )
         return StockAssistant(self.network, target)
 
     @torch.inference_mode()
