@@ -19,6 +19,7 @@ import torch
 from foretoken.errors import RefusedError, log_error_kind
 from foretoken.models import store
 from foretoken.models.native import description
+from foretoken.models.native.assistant import NativeAssistant
 from foretoken.models.native.encoder_decoder import NativeEncoderDecoder, NativeMediaDecoder
 from foretoken.models.native.media import NativeMediaModel, describe_media, import_stock_media
 from foretoken.models.native.model import (
@@ -47,6 +48,7 @@ LAYER_PRODUCTS = ("qkv", "out", "gate", "up", "down")  # weights of a layer that
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from foretoken.models.stock.assistant import Assistant
     from foretoken.models.stock.selfcheck import CheckedBackend
 
 
@@ -65,7 +67,7 @@ class NativeConversion:
 
     source: ConversionSource | None
     dtype: str
-    network: Callable[[], PreTrainedModel]
+    network: Callable[[], PreTrainedModel | Assistant]
     get_extra_facts: Callable[[], dict[str, Any]] = dict
     layers: tuple[int, ...] = ()
     taps: tuple[int, ...] = ()
@@ -118,6 +120,12 @@ class NativeConversion:
             )
         passes.share_pages(target.passes, layers)
         return NativeTargetCopy(target, passes, facts)
+
+    def build_assistant(self, target: NativeModel, network: Assistant) -> NativeAssistant:
+        """Return an assistant over the KV cache of `target`. network: The assistant on torch."""
+        passes, facts = self._load_passes()
+        passes.read_pages(target.passes)
+        return NativeAssistant(target, passes, facts, network)
 
     def _load_passes(self) -> tuple[NativePasses, dict[str, Any]]:
         found = None

@@ -453,7 +453,8 @@ def get_kv_shape(layer: dict[str, Any]) -> tuple[int, int]:
 
 def compute_layout(facts: dict[str, Any]) -> tuple[PageLayout, list[LayerOffsets]]:
     """Return the page layout of a network's keys and values, and each layer's offsets in a page.
-    The offsets of cross-attention are placeholders, which `NativePasses.open_cross_kv` replaces.
+    The offsets of cross-attention and of an assistant are placeholders, which
+    `NativePasses.open_cross_kv` and `NativePasses.read_pages` replace.
 
     A layer of an encoder needs its keys and values only until the next layer begins, so layers of
     the same shape share their offsets.
@@ -462,7 +463,8 @@ def compute_layout(facts: dict[str, Any]) -> tuple[PageLayout, list[LayerOffsets
     for layer in facts["layers"]:
         shape = get_kv_shape(layer)
         if layer["borrowed"]:
-            indices.append(indices[layer["lender"]])
+            lender = layer["lender"]  # or, in an assistant, the target's layer
+            indices.append(indices[lender] if lender < len(indices) else 0)
             continue
         uncached = layer["source"] or not layer["kv_heads"]
         if not uncached and not (facts["encoder"] and shape in shapes):

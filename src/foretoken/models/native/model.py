@@ -482,6 +482,17 @@ class NativeTargetCopy(Model):
         return made
 
 
+def multiply(weight: WeightRecord, states: Tensor) -> Tensor:
+    """Return `[N, outputs]`, the product of a packed weight and states `[N, inputs]`. Raises
+    MemoryError."""
+    own, made = states.float().contiguous(), torch.empty(len(states), weight.outputs)
+    pointers = own.data_ptr(), len(own), made.data_ptr()
+    instructions = choose_instruction_set().encode()
+    if not load_library().foretoken_product(instructions, weight, *pointers):
+        raise MemoryError("not enough memory to project the target's hidden states")
+    return made
+
+
 class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
     """A draft model whose inputs are pairs of a token embedding and a hidden state (EAGLE-3, MTP).
     Call `set_next_pairs` before each `score`, and `set_draft_pairs` before each `chain`."""
@@ -496,14 +507,9 @@ class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
     def project_states(self, states: Tensor) -> Tensor:
         """Return the target's hidden states at the taps, `[N, W]`, projected to the draft model's
         width, `[N, H]`. Raises MemoryError."""
-        states = states.float().contiguous()
         if self._join is None:
-            return states
-        made = torch.empty(len(states), self._join.outputs)
-        pointers = states.data_ptr(), len(states), made.data_ptr()
-        if not load_library().foretoken_product(self._instructions, self._join, *pointers):
-            raise MemoryError("not enough memory to project the target's hidden states")
-        return made[:, : self.passes.width]
+            return states.float()
+        return multiply(self._join, states)[:, : self.passes.width]
 
     def set_draft_pairs(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
         n, E, H = len(tokens), embeddings.shape[1], self.passes.width

@@ -11,7 +11,7 @@ import inspect
 import sys
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ from foretoken.models.native.recurrences import (
     scale_mixer,
 )
 from foretoken.models.quantized_blocks import Floats
+from foretoken.models.stock.assistant import SLIDING_ATTENTION, Assistant
 from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork
 from foretoken.models.stock.sizes import get_context_limit
 from foretoken.models.stock.taps import get_decoder_layers
@@ -121,11 +122,11 @@ class NetworkReader:
     """Makes a `Decoder` from a transformers network, and records which of its weights it has
     used."""
 
-    def __init__(self, network: PreTrainedModel) -> None:
-        self.network = network
+    def __init__(self, network: PreTrainedModel | Assistant) -> None:
+        self.network: Any = network
         self.config: Any = network.config.get_text_config(decoder=True)
-        pairs = isinstance(network, PairsNetwork)
-        self.base: Any = network if pairs else network.get_decoder()
+        whole = isinstance(network, PairsNetwork | Assistant)
+        self.base: Any = network if whole else network.get_decoder()
         self.positions: Linear | None = None
         self.read_weights: set[int] = set()  # ids of tensors
         self.ropes: list[Rope] = []
@@ -136,6 +137,8 @@ class NetworkReader:
         """Return the decoder. Raises RefusedError for a network that the kernels do not support."""
         if isinstance(self.network, PairsNetwork):
             made = self._read_pairs(self.network)
+        elif isinstance(self.network, Assistant):
+            made = self._read_assistant(self.network)
         else:
             made = self._read_token_decoder()
         self._require_all_read()
@@ -222,6 +225,40 @@ class NetworkReader:
             ],
         )
 
+    def _read_assistant(self, network: Assistant) -> Decoder:
+        """Return the decoder of an assistant of Gemma 4, whose layers use the target's keys and
+        values. An output layer with centroids stays on torch."""
+        hidden, inputs = self.config.hidden_size, network.pre_projection.in_features
+        aligned = hidden % LANES == inputs % LANES == 0 and inputs > hidden
+        self.require(aligned, f"widths {hidden} and {inputs}, not multiples of {LANES}")
+        self.layers = list(cast(Any, network.model["layers"]))
+        window = network.sliding_window
+        windows = [window * (kind == SLIDING_ATTENTION) for kind in network.layer_types]
+        head = None
+        if network.masked_embedding is None:
+            head = self.read_linear(network.lm_head)
+        else:
+            parts = network.lm_head, network.masked_embedding
+            self.read_weights |= {
+                id(x) for part in parts for x in part.state_dict(keep_vars=True).values()
+            }
+        # the kernels' inputs are an embedding and a state of the network's width; as neither is
+        # normed, they may as well divide the assistant's inputs elsewhere
+        pairs = PairInputs(
+            inputs - hidden,
+            None,
+            self.read_norm(network.model["norm"]),
+            join=self.read_linear(network.post_projection),
+            product=self.read_linear(network.pre_projection),
+        )
+        return Decoder(
+            hidden,
+            [self._read_layer(x, n) for x, n in zip(self.layers, windows, strict=True)],
+            head=head,
+            ropes=self.ropes,
+            pairs=[pairs],
+        )
+
     def _list_windows(self, count: int) -> list[int]:
         """Return the sliding window of each of `count` layers; 0: no window."""
         stock = DynamicCache(config=self.network.config).layers
@@ -265,8 +302,10 @@ class NetworkReader:
 
     def _find_kv_source_layer(self, number: int) -> int | None:
         """Return the index of the earlier layer whose keys and values layer `number` uses (Gemma
-        4); None if layer `number` computes its own."""
+        4), or, in an assistant, of the target's layer; None if layer `number` computes its own."""
         part: Any = getattr(self.layers[number], "self_attn", None)
+        if isinstance(self.network, Assistant):
+            return self.network.kv_source_layers[part.layer_type]
         if not getattr(part, "is_kv_shared_layer", False):
             return None
         for i in reversed(range(number)):

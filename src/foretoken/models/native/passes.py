@@ -143,6 +143,7 @@ class NativePasses:
         # the layers to run, as indices of layers in the page layout
         self.layers = list(range(len(facts["layers"])))
         self.layout, self.layer_offsets = description.compute_layout(facts)
+        self.writes_pages = True
         # None: no layer is recurrent
         self.states = StateLayout(facts) if facts["row_numbers"] else None
         # entries in the description's "layers" for each layer of the model: two in an
@@ -260,6 +261,14 @@ class NativePasses:
         self.layer_offsets = [target.layer_offsets[i] for i in layers]
         self._opened = None
 
+    def read_pages(self, target: NativePasses) -> None:
+        """From now on, run over the pages of `target`, whose layers have the keys and values that
+        this network's layers use. A token attends only to earlier positions."""
+        self.facts = {**self.facts, "halved": target.facts["halved"]}
+        self.layout, self.writes_pages = target.layout, False
+        lenders = [layer["lender"] for layer in self.facts["layers"]]
+        self.layer_offsets = [target.layer_offsets[i] for i in lenders]
+
     def split_stack(self) -> list[NativePasses]:
         """Return the passes of each layer of a stack of MTP layers, over the pages of all
         layers."""
@@ -312,7 +321,7 @@ class NativePasses:
             return self._views[num_rows, max_need]
         count = num_rows * max_need
         with torch.inference_mode(False):
-            if count * self.columns > self._buffers[0].numel():
+            if count * self.width > self._buffers[1].numel():
                 room = count + count // 2
                 self._views.clear()
                 self._buffers = torch.empty(room * self.columns), torch.empty(room * self.width)
@@ -329,7 +338,8 @@ class NativePasses:
         self.reserve_positions(max(part.past + len(part.tokens) for part in parts))
         for b, (seq, past, tokens, wanted, first) in enumerate(parts):
             count = len(tokens)
-            seq.reserve(past, past + count)
+            if self.writes_pages:
+                seq.reserve(past, past + count)
             self._pages[b] = seq.table
             if seq.states is not None:
                 self._states[b] = seq.states.address
@@ -362,7 +372,7 @@ class NativePasses:
         record.taps = None if taps is None else taps.ctypes.data
         record.logits, record.hidden = (each.data_ptr() for each in self._buffers)
         input_states, embedded_prompt = self.input_states, self.embedded_prompt
-        record.ends = record.added = None
+        record.ends, record.added = None if self.writes_pages else at.ctypes.data, None
         if embedded_prompt is not None:  # the pass computes only this prompt's tokens
             self._set_prompt_inputs(embedded_prompt, n, long=parts[0].seq.long)
         record.given = None if input_states is None else input_states.data_ptr()

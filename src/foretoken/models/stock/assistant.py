@@ -69,13 +69,15 @@ class CentroidHead(nn.Module):
 
 class Assistant(nn.Module):
     """The network of an assistant. Its modules have the same names as in the assistant's files.
-    `config`: transformers' config. Raises RefusedError if the installed transformers cannot build
-    the layers."""
+    `config`: transformers' config. `kv_source_layers`: by layer type, the target's layer whose keys
+    and values are used. Raises RefusedError if the installed transformers cannot build the
+    layers."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, kv_source_layers: dict[str, int]) -> None:
         super().__init__()
-        self.config = config
-        text: Any = SharedKVConfig(config.get_text_config())
+        self.config = config.get_text_config()
+        text: Any = SharedKVConfig(self.config)
+        self.kv_source_layers = kv_source_layers
         H, V, width = text.hidden_size, text.vocab_size, config.backbone_hidden_size
         self.layer_types, self.sliding_window = list(text.layer_types), int(text.sliding_window)
         layers = [Gemma4TextDecoderLayer(text, j) for j in range(text.num_hidden_layers)]
