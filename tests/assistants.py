@@ -47,12 +47,12 @@ def text_config(V: int, **settings: Any) -> Gemma4TextConfig:
 
 
 @cache
-def target(V: int, *, sharing: bool = True, seed: int = 0) -> Any:
+def target(V: int, *, sharing: bool = True, seed: int = 0, inputs: int = 8) -> Any:
     """In float64; sharing: whether its last layers read keys of others, and have inputs of their
-    own."""
+    own, of this width (the native decoder takes multiples of 16)."""
     more: dict[str, Any] = {"hidden_size": WIDTH}
     if sharing:
-        per_layer = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": V}
+        per_layer = {"hidden_size_per_layer_input": inputs, "vocab_size_per_layer_input": V}
         more |= {"num_kv_shared_layers": 2, **per_layer}
     model = _random(Gemma4ForCausalLM, text_config(V, **more), seed, 1.6)
     model.generation_config.eos_token_id = None

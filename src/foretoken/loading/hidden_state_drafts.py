@@ -2,8 +2,9 @@
 from published drafts or from the target's own files.
 
 A draft of another target is refused before the target is loaded. EAGLE-3 and MTP drafts (pairs
-decoders) run on the target's backend; if that is the native decoder, in int8 by default. Block
-drafts (DFlash, DSpark) and assistants run on torch.
+decoders) run on the target's backend; if that is the native decoder, in int8 by default. Assistants
+run on the native decoder in the target's dtype, or on torch. Block drafts (DFlash, DSpark) run on
+torch.
 """
 
 from __future__ import annotations
@@ -38,9 +39,12 @@ from foretoken.loading.target import LoadedTarget, PendingDraft, TargetEmbedding
 from foretoken.loading.weights import FolderWeights
 from foretoken.models.base import Model
 from foretoken.models.hidden_states import FINAL_TAP
-from foretoken.models.native.conversion import NativeConversion
+from foretoken.models.native.assistant import NativeAssistant, PackedEmbedding
+from foretoken.models.native.conversion import NATIVE_DTYPES, NativeConversion
+from foretoken.models.native.model import NativeModel
+from foretoken.models.native.passes import NativePasses
 from foretoken.models.stock import dflash_files, pair_files
-from foretoken.models.stock.assistant import StockAssistant
+from foretoken.models.stock.assistant import Assistant, StockAssistant
 from foretoken.models.stock.assistant_files import build_assistant
 from foretoken.models.stock.dflash import StockBlockModel
 from foretoken.models.stock.mtp_stacks import MtpStackNetwork, StockMtpStack
@@ -78,7 +82,7 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
     pair_files.require_verifier(draft.name, draft.config, structure)
     if draft.kind == "eagle3":
         tensors = weights.read_weights(weights.keys)
-        files = draft if "lm_head.weight" in tensors else _with_target_head(draft, target)
+        files = draft if "lm_head.weight" in tensors else _add_target_source(draft, target)
         embeddings = TargetEmbeddings(target.facts, None)
         pairs = pair_files.build_eagle(
             draft.name, draft.config, tensors, structure, lambda: embeddings.head
@@ -95,7 +99,7 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
                 "supported; give another draft"
             )
         own = weights.read_weights(weights.keys)
-        return _prepare_mtp(draft.name, _with_target_head(draft, target), own, target, options)
+        return _prepare_mtp(draft.name, _add_target_source(draft, target), own, target, options)
     if draft.kind in BLOCK_KINDS:
         return _prepare_blocks(draft, target, options)
     if draft.kind == "assistant":
@@ -106,11 +110,11 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
     )
 
 
-def _with_target_head(draft: PublishedDraft, target: TargetInfo) -> ConversionSource | None:
-    """Return what the conversion of a draft with the target's output layer is stored by; None if it
-    cannot be stored, because the target is in memory."""
+def _add_target_source(draft: PublishedDraft, target: TargetInfo) -> ConversionSource | None:
+    """Return what the conversion of a draft is stored by if it depends on the target, such as on
+    the target's output layer; None if it cannot be stored, because the target is in memory."""
     source = target.facts.source
-    return source and replace(draft, head_source=source)
+    return source and replace(draft, target_source=source)
 
 
 def _prepare_assistant(
@@ -118,18 +122,24 @@ def _prepare_assistant(
 ) -> PendingDraft:
     because = "an assistant has the target's dtype and hidden states"
     options.refuse("draft_taps", "draft_dtype", because=because)
-    if options.runtime not in ("auto", "transformers") or options.dtype in ROUNDED_DTYPES:
-        asked = options.dtype if options.dtype in ROUNDED_DTYPES else options.runtime
+    if options.runtime not in ("auto", "transformers", "native"):
         raise RefusedError(
-            f"{draft.name} uses the target's keys and values, which only torch shares, not "
-            f"{asked}; give runtime='transformers' and a dtype of torch, or another draft"
+            f"{draft.name} uses the target's keys and values, which {options.runtime} does not "
+            "share; give runtime='auto', or another draft"
         )
-    weights, dtype = FolderWeights(draft.folder), getattr(torch, options.dtype, torch.float32)
+    weights = FolderWeights(draft.folder)
+    tensors = weights.read_weights(weights.keys)
     config = target.facts.structure.config.get_text_config(decoder=True)
-    network: Any = build_assistant(draft.config, weights.read_weights(weights.keys), config, dtype)
+    build: Any = partial(build_assistant, draft.config, tensors, config)
+    rounded = options.dtype in ROUNDED_DTYPES
+    network = build(torch.float32 if rounded else getattr(torch, options.dtype, torch.float32))
+    native = _convert_assistant(draft, target, options, partial(build, torch.float32))
 
     def attach(loaded: LoadedTarget) -> AssistantDrafter:
         model = _require_taps(loaded, (FINAL_TAP,), draft.name)
+        if native is not None and isinstance(model, NativeModel):
+            assistant = NativeAssistant(model, *native, network)
+            return AssistantDrafter(model, assistant, PackedEmbedding(model.passes))
         if not model.capabilities.shared_kv:
             raise RefusedError(
                 f"{draft.name} uses the target's keys and values, but {target.name} does not share "
@@ -140,7 +150,30 @@ def _prepare_assistant(
         assistant = StockAssistant(network.to(weight.device, weight.dtype), model)
         return AssistantDrafter(model, assistant, embedding)
 
-    return PendingDraft(attach, taps=(FINAL_TAP,), runtime="transformers")
+    return PendingDraft(attach, taps=(FINAL_TAP,), runtime=None if native else "transformers")
+
+
+def _convert_assistant(
+    draft: PublishedDraft, target: TargetInfo, options: LoadOptions, build: Callable[[], Assistant]
+) -> tuple[NativePasses, dict[str, Any]] | None:
+    """Return an assistant in the target's dtype for the native decoder; None if the target must run
+    on torch. Raises RefusedError if the options require the native decoder, but it does not support
+    the assistant."""
+    required = options.runtime == "native" or options.dtype in ROUNDED_DTYPES
+    in_memory = target.facts.source is None
+    dtype = "float32" if in_memory else target.facts.resolve_dtype(options.dtype)
+    on_cpu = torch.device(options.device).type == "cpu"
+    possible = options.runtime == "auto" and on_cpu and not in_memory and dtype in NATIVE_DTYPES
+    if not required and not possible:
+        return None
+    try:
+        source = _add_target_source(draft, target)
+        return NativeConversion(source, dtype, build).load_passes()
+    except RefusedError as refusal:
+        if required:
+            raise
+        log.info("%s", refusal)
+        return None
 
 
 def _prepare_blocks(

@@ -36,7 +36,7 @@ class PublishedDraft:
     folder: Path
     kind: str
     config: dict[str, Any]
-    head_source: ConversionSource | None = None  # the target, if the draft has its output layer
+    target_source: ConversionSource | None = None  # the target, if the conversion depends on it
     # attributes of a `ModelSource`, read when a draft is converted
     gguf = None
     commit = None
@@ -66,8 +66,9 @@ class PublishedDraft:
     def list_custom_code(self) -> list[str]:
         """Return the part of a conversion's cache key that distinguishes this draft from a model in
         the same folder."""
-        head = [] if self.head_source is None else [store.compute_key(self.head_source, "head")]
-        return [f"a draft of kind {self.kind}, in a context of its own", *head]
+        source = self.target_source
+        target = [] if source is None else [store.compute_key(source, "target")]
+        return [f"a draft of kind {self.kind}, in a context of its own", *target]
 
 
 def find_published(name: str | Path, revision: str | None) -> PublishedDraft | None:

@@ -13,43 +13,61 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError
-from foretoken.kernels.library import WeightRecord
+from foretoken.kernels.library import WeightRecord, choose_instruction_set, load_library
 from foretoken.models.base import Model
 from foretoken.models.native.description import make_weight_record
 from foretoken.models.native.model import NativeModel, multiply
+from foretoken.models.native.packing import BLOCK_WEIGHTS
 from foretoken.models.native.passes import NativePasses, SequencePart
 
 if TYPE_CHECKING:  # takes seconds to import
     from foretoken.models.stock.assistant import Assistant
 
 
+class PackedEmbedding:
+    """The embeddings of a model on the native decoder, which need no copy on torch."""
+
+    def __init__(self, passes: NativePasses) -> None:
+        self._passes, self._owned = passes, list[WeightRecord]()
+        self._table = make_weight_record(passes.facts["embeddings"], passes.memory, self._owned)
+        self._instructions = choose_instruction_set().encode()
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Return the embeddings `[N, width]` of ids `[N]`, as inputs of the model's first layer."""
+        width = self._passes.width
+        made = torch.empty(len(ids), width + -width % BLOCK_WEIGHTS)
+        for row, token in zip(made, ids.tolist(), strict=True):
+            load_library().foretoken_unpack(self._instructions, self._table, token, row.data_ptr())
+        return made[:, :width] * self._passes.facts["embedding_factor"]
+
+
 class NativeAssistant:
     """An assistant over the sequences of `target`. It changes neither the sequences nor the KV
     cache.
 
-    network: The assistant on torch, whose head computes the logits if it has centroids.
+    passes, facts: The converted assistant.
+    network: The assistant on torch, whose output layer computes the logits if it has centroids.
     """
 
     def __init__(
         self, target: NativeModel, passes: NativePasses, facts: dict[str, Any], network: Assistant
     ) -> None:
+        passes.read_pages(target.passes)
         self.target, self.passes, self.runtime = target, passes, target.runtime
-        self._facts, self._network = facts, network
         self.identity = facts.get("identity") or f"an assistant in {facts['computed']}"
-        self._rest_records: list[WeightRecord] = []
-        join = passes.facts["join"]
-        self._join = make_weight_record(join, passes.memory, self._rest_records)
+        self._network, self._owned = network, list[WeightRecord]()
+        self._join = make_weight_record(passes.facts["join"], passes.memory, self._owned)
         self._rows: list[int] = []
 
     def with_target(self, target: Model) -> NativeAssistant:
-        """Return an assistant with the same network for another target, which must be this target,
-        or a wrapper that runs it. Raises InputError for another target."""
-        if self.target not in (target, getattr(target, "model", None)):
+        """Return this assistant, for the same target or a wrapper that runs it. Raises InputError
+        for another target."""
+        if self.target not in (target, target.model):
             raise InputError(
-                "the draft attends to the keys and values of the target that it was loaded for; "
-                "give that target"
+                "the draft uses the keys and values of the target that it was loaded for; give "
+                "that target"
             )
-        return NativeAssistant(self.target, self.passes, self._facts, self._network)
+        return self
 
     def begin(self, rows: list[int]) -> None:
         """Prepare the next steps for these sequences of the target, at their present lengths."""

@@ -19,7 +19,6 @@ import torch
 from foretoken.errors import RefusedError, log_error_kind
 from foretoken.models import store
 from foretoken.models.native import description
-from foretoken.models.native.assistant import NativeAssistant
 from foretoken.models.native.encoder_decoder import NativeEncoderDecoder, NativeMediaDecoder
 from foretoken.models.native.media import NativeMediaModel, describe_media, import_stock_media
 from foretoken.models.native.model import (
@@ -79,7 +78,7 @@ class NativeConversion:
     def load_model(self) -> NativeModel:
         """Return the native model. Transformers' model is loaded only if no conversion of the same
         files, code and versions is stored."""
-        passes, facts = self._load_passes()
+        passes, facts = self.load_passes()
         return self._build_model(passes, facts)
 
     def load_cached_model(self) -> NativeModel | None:
@@ -109,7 +108,7 @@ class NativeConversion:
         """Return a copy of `target` that drafts over its KV cache, in this conversion's precision
         or with only `layers` of its layers. Raises RefusedError if the copy's keys and values have
         another shape than the target's."""
-        passes, facts = self._load_passes()
+        passes, facts = self.load_passes()
         layers = passes.list_layer_records(self.layers) if self.layers else passes.layers
         shape = "heads", "kv_heads", "width"
         own, targets = passes.facts["layers"], target.passes.facts["layers"]
@@ -121,13 +120,8 @@ class NativeConversion:
         passes.share_pages(target.passes, layers)
         return NativeTargetCopy(target, passes, facts)
 
-    def build_assistant(self, target: NativeModel, network: Assistant) -> NativeAssistant:
-        """Return an assistant over the KV cache of `target`. network: The assistant on torch."""
-        passes, facts = self._load_passes()
-        passes.read_pages(target.passes)
-        return NativeAssistant(target, passes, facts, network)
-
-    def _load_passes(self) -> tuple[NativePasses, dict[str, Any]]:
+    def load_passes(self) -> tuple[NativePasses, dict[str, Any]]:
+        """Return the passes of the converted network, and the facts stored with it."""
         found = None
         if self.source is not None:
             key, part = self._compute_key(self.source), self.source.part

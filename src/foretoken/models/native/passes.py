@@ -268,6 +268,7 @@ class NativePasses:
         self.layout, self.writes_pages = target.layout, False
         lenders = [layer["lender"] for layer in self.facts["layers"]]
         self.layer_offsets = [target.layer_offsets[i] for i in lenders]
+        self._opened = None
 
     def split_stack(self) -> list[NativePasses]:
         """Return the passes of each layer of a stack of MTP layers, over the pages of all
