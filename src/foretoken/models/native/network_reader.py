@@ -207,10 +207,13 @@ class NetworkReader:
         swapped = getattr(self.config, "mtp_hidden_states_first", False)
         self.require(not swapped, "pairs that begin with the hidden state")
         self.layers = [each.mtp_block for each in layers]
-        windows = self._list_windows(len(layers))
+        kinds = network.layer_types
+        known = {*kinds} <= {"full_attention", SLIDING_ATTENTION}
+        self.require(known, f"layers of kind {', '.join({*kinds})}")
+        windows = [kind == SLIDING_ATTENTION and self.config.sliding_window for kind in kinds]
         return Decoder(
             self.config.hidden_size,
-            [self._read_layer(x, n) for x, n in zip(self.layers, windows, strict=True)],
+            [self._read_layer(x, int(n)) for x, n in zip(self.layers, windows, strict=True)],
             head=self.read_linear(network.head),
             ropes=self.ropes,
             pairs=[
@@ -259,25 +262,20 @@ class NetworkReader:
             pairs=[pairs],
         )
 
-    def _list_windows(self, count: int) -> list[int]:
-        """Return the sliding window of each of `count` layers; 0: no window."""
-        stock = DynamicCache(config=self.network.config).layers
-        self.require(len(stock) <= count, "unknown layers")
-        windows = [getattr(layer, "sliding_window", None) or 0 for layer in stock]
-        # layers that share another layer's keys and values may have no entry in the cache
-        return windows + [0] * (count - len(windows))
-
     def _read_token_decoder(self) -> Decoder:
         network, config = self.network, self.config
+        stock = DynamicCache(config=network.config).layers
         head: Any = network.get_output_embeddings()
         self.layers = layers = list(get_decoder_layers(network))
         table: Any = network.get_input_embeddings()
         vectors = self.compute_vectors(table, getattr(config, "embedding_multiplier", None) or 1.0)
-        self.require(head is not None, "unknown head")
+        self.require(head is not None and len(stock) <= len(layers), "unknown layers or head")
         last = self.find_part(self.base, LAST_NORM_NAMES, "last norm")
         embedded = getattr(self.base, "word_embeddings_layernorm", None)
         self.positions = self._read_positions(get_context_limit(self.config))
-        windows = self._list_windows(len(layers))
+        windows = [getattr(layer, "sliding_window", None) or 0 for layer in stock]
+        # layers that share another layer's keys and values may have no entry in the cache
+        windows += [0] * (len(layers) - len(windows))
         for i in range(len(layers)):
             if (kv_source := self._find_kv_source_layer(i)) is not None:
                 windows[i] = windows[kv_source]
