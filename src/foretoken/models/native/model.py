@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from ctypes import pointer
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -533,7 +534,7 @@ class NativeMtpStack(NativeHiddenStateDraft):
     """A stack of MTP layers. Each layer has passes of its own over the common pages, in which all
     layers have the same positions."""
 
-    capabilities = Capabilities(batch_invariant=True, memory=True, hidden=True)
+    capabilities = replace(NativeModel.capabilities, taps=False, chain=False)
 
     def __init__(self, passes: NativePasses, facts: dict[str, Any]) -> None:
         super().__init__(passes, facts)
@@ -553,7 +554,7 @@ class NativeMtpStack(NativeHiddenStateDraft):
     ) -> Tensor:
         H, layers = self.passes.width, self._layers
         pairs, self._pairs = self._pairs, None
-        if pairs is None:  # only the time is measured
+        if pairs is None:  # only the time is measured, or a cached prefix was dropped
             layers = range(self.num_layers)
             pairs = torch.zeros(sum(map(len, blocks)), (1 + self.num_layers) * H)
         *embeddings, states = pairs.split(H, -1)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 import census
 import hybrids
 import pairs
-from foretoken import Speculator
+from foretoken import Engine, Speculator
 from foretoken.drafters.pairs import PairsDrafter
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.native.conversion import NativeConversion
@@ -117,3 +117,75 @@ def test_a_stack_draws_from_its_law(name: str, count: int) -> None:
     drafter = on_native(network, draft)
     assert isinstance(drafter.decoder, NativeMtpStack)
     require_course(drafter, law(network, draft))
+
+
+def drafts_of(name: str) -> dict[str, tuple[PreTrainedModel, PairsDraft]]:
+    """A single layer, and a stack of two, of one network."""
+    network = network_of(name)
+    stack = mtp_draft(network, mtp_stack(network, 2)[1])
+    return {
+        "layer": (network, mtp_draft(network, filed(mtp_layer(network), "mtp"))),
+        "stack": (network, stack),
+    }
+
+
+@pytest.mark.parametrize("kind", ["layer", "stack"])
+def test_turns_of_a_conversation_share_pages_with_the_turns_before(kind: str) -> None:
+    network, draft = drafts_of("Glm4MoeForCausalLM")[kind]
+    drafter = on_native(network, draft)
+    notes, text = noted(drafter), [(7 * i * i + i) % 64 for i in range(100)]
+    with Engine(Speculator(drafter.target, drafter), prefix_cache=True) as engine:
+        for turn in range(4):
+            engine.add(text, max_new_tokens=9, gamma=3, temperature=2.0)
+            # another text with the same beginning, but the last token
+            engine.add([*text[:-1], 5], max_new_tokens=5, gamma=2, temperature=2.0)
+            events = [event for _ in range(14) for event in engine.step()]
+            done = [event.completion for event in events if event.completion is not None]
+            cached = min(each.stats.cached_tokens for each in done)
+            assert len(done) == 2 and cached >= (len(text) - 48 if turn else 0)
+            text = [*text, *done[0].tokens, 9, 40 + turn]
+    require_true(notes, law(network, draft), 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["layer", "stack"])
+def test_an_aborted_request_changes_no_other(kind: str) -> None:
+    network, draft = drafts_of("DeepseekV3ForCausalLM")[kind]
+    drafter = on_native(network, draft)
+    notes = noted(drafter)
+    with Engine(Speculator(drafter.target, drafter)) as engine:
+        keys = [
+            engine.add(prompt, max_new_tokens=16, gamma=n + 1, temperature=2.0, seed=n)
+            for n, prompt in enumerate(PROMPTS)
+        ]
+        for _ in range(3):
+            engine.step()
+        engine.abort(keys[1])
+        ended = [e for _ in range(40) for e in engine.step() if e.completion is not None]
+    assert len(ended) >= 2
+    require_true(notes, law(network, draft), 1e-4)
+
+
+def test_draft_tokens_of_one_call_are_those_of_a_call_for_each() -> None:
+    network, draft = drafts_of("Qwen3MoeForCausalLM")["layer"]
+    made: list[Any] = []
+    for at_once in (True, False):
+        drafter: Any = on_native(network, draft)
+        assert drafter._table is not None and drafter._can_chain
+        drafter._can_chain = at_once
+        found = Speculator(drafter.target, drafter).generate(PROMPTS, **HOT)
+        made.append([(text.tokens, [step.draft_tokens for step in text.steps]) for text in found])
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["layer", "stack"])
+def test_rounded_weights_draft_alike(kind: str, dtype: str) -> None:
+    """The same logits but for the rounding, which is coarse in such small layers."""
+    network, draft = drafts_of("Glm4MoeForCausalLM")[kind]
+    drafter = on_native(network, draft)
+    decoder = NativeConversion(None, dtype, lambda: copy.deepcopy(draft.network)).load_model()
+    rounded = type(drafter)(drafter.target, decoder, drafter.embedding, draft.ids)
+    notes = noted(rounded)
+    found = Speculator(rounded.target, rounded).generate(PROMPTS, **HOT)
+    assert sum(text.stats.accepted for text in found) > 0
+    require_true(notes, law(network, draft), 0.3)
