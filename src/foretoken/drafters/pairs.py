@@ -67,8 +67,8 @@ def _get_embedding_table(embedding: Any) -> Tensor | None:
 
 
 def make_pair_ids(tokens: list[int], first: int, last: int, num_layers: int) -> list[int]:
-    """Return the ids of pairs `first` to `last - 1` for the decoder's prefix cache. Equal ids of all
-    pairs so far mean equal tokens up to the last one that the decoder's layers have used.
+    """Return the ids of pairs `first` to `last - 1`, for the decoder's prefix cache. If the ids up
+    to a pair are equal, all tokens that the decoder has used for these pairs are equal.
 
     In a stack of layers, pair i depends on tokens up to i + num_layers, and the id is that token.
     The first id stands for all tokens up to there. Ids of pairs with missing tokens are 0.

@@ -128,12 +128,12 @@ def _prepare_assistant(
             "share; give runtime='auto', or another draft"
         )
     weights = FolderWeights(draft.folder)
-    tensors = weights.read_weights(weights.keys)
     config = target.facts.structure.config.get_text_config(decoder=True)
-    build: Any = partial(build_assistant, draft.config, tensors, config)
     rounded = options.dtype in ROUNDED_DTYPES
-    network = build(torch.float32 if rounded else getattr(torch, options.dtype, torch.float32))
-    native = _convert_assistant(draft, target, options, partial(build, torch.float32))
+    dtype = torch.float32 if rounded else getattr(torch, options.dtype, torch.float32)
+    tensors = weights.read_weights(weights.keys)
+    network: Any = build_assistant(draft.config, tensors, config, dtype)
+    native = _convert_assistant(draft, network, target, options)
 
     def attach(loaded: LoadedTarget) -> AssistantDrafter:
         model = _require_taps(loaded, (FINAL_TAP,), draft.name)
@@ -154,7 +154,7 @@ def _prepare_assistant(
 
 
 def _convert_assistant(
-    draft: PublishedDraft, target: TargetInfo, options: LoadOptions, build: Callable[[], Assistant]
+    draft: PublishedDraft, network: Assistant, target: TargetInfo, options: LoadOptions
 ) -> tuple[NativePasses, dict[str, Any]] | None:
     """Return an assistant in the target's dtype for the native decoder; None if the target must run
     on torch. Raises RefusedError if the options require the native decoder, but it does not support
@@ -168,7 +168,7 @@ def _convert_assistant(
         return None
     try:
         source = _add_target_source(draft, target)
-        return NativeConversion(source, dtype, build).load_passes()
+        return NativeConversion(source, dtype, partial(copy.deepcopy, network)).load_passes()
     except RefusedError as refusal:
         if required:
             raise

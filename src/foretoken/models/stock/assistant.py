@@ -41,6 +41,9 @@ class SharedKVConfig:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._config, name)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedKVConfig:
+        return self  # it never changes
+
 
 class AssistantLayerInputs(NamedTuple):
     """The inputs of all layers of one type, for one token after the end of each sequence."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -66,6 +66,13 @@ class TorchLaw:
 
     network: PreTrainedModel
     layers: PairsNetwork
+    seen: Tensor = field(default_factory=lambda: torch.empty(0))  # the last inputs of the head
+
+    def __post_init__(self) -> None:
+        self.layers.head.register_forward_pre_hook(self._see)
+
+    def _see(self, _: Any, args: tuple[Tensor]) -> None:
+        (self.seen,) = args
 
     @torch.no_grad()
     def __call__(self, text: list[int], guesses: list[int]) -> Tensor:
@@ -74,13 +81,11 @@ class TorchLaw:
         embed: Any = self.network.get_input_embeddings()
         for k, guess in enumerate(guesses):
             inputs = torch.cat([embed(torch.tensor(tokens)).double(), states], -1)[None]
-            places, seen = torch.arange(len(tokens))[None], list[Tensor]()
-            hook = self.layers.head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+            places = torch.arange(len(tokens))[None]
             more = {"layers": range(k, k + 1)} if stack else {}
             logits: Any = self.layers(inputs, places, **more).logits
-            hook.remove()
             made.append(logits[0, -1])
-            states = seen[0][0] if stack else torch.cat([states, seen[0][0, -1:]])
+            states = self.seen[0] if stack else torch.cat([states, self.seen[0, -1:]])
             tokens = [*tokens[stack:], guess]
         return wide(torch.stack(made), None, len(embed.weight))
 
