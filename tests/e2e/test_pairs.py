@@ -178,7 +178,7 @@ def test_a_target_and_its_own_layer_are_stored_side_by_side(folders: Path) -> No
     assert all(store.find(key) for key in keys[0])
     assert {entry.dtype for entry in store.list_entries()} >= {
         "int8 (native)",
-        "int8 (native, MTP layers)",
+        "int8 (native, MTP layers without head)",
     }
 
 

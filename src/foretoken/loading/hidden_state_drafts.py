@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from transformers.modeling_layers import MtpLayer
 
 from foretoken.costing import stored_costs
 from foretoken.costing.pair_costs import PROBE_PROMPT
@@ -40,7 +41,7 @@ from foretoken.loading.weights import FolderWeights
 from foretoken.models.base import Model
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.native.assistant import NativeAssistant, PackedEmbedding
-from foretoken.models.native.conversion import NATIVE_DTYPES, NativeConversion
+from foretoken.models.native.conversion import NATIVE_DTYPES, NativeConversion, SharedHead
 from foretoken.models.native.model import NativeModel
 from foretoken.models.native.passes import NativePasses
 from foretoken.models.stock import dflash_files, pair_files
@@ -283,11 +284,9 @@ class PendingPairsDraft:
         target runs there and the native decoder supports the draft. Otherwise it runs on torch."""
         dtype, network = self.options.draft_dtype, self.pairs.network
         dtype = None if dtype == "auto" else dtype
-        if target.runtime == "native":
+        if isinstance(target, NativeModel):
             try:
-                load = partial(copy.deepcopy, network)
-                native = NativeConversion(self.source, dtype or "int8", load).load_model()
-                return cast(HiddenStateDraftModel, native)
+                return self._load_native(target, dtype or "int8")
             except RefusedError as refusal:
                 log.info("%s", refusal)
         assert isinstance(network, PairsNetwork)
@@ -295,6 +294,23 @@ class PendingPairsDraft:
         ready = ready.to(target.device, _choose_torch_dtype(target, dtype))
         stack = isinstance(network, MtpStackNetwork)
         return StockMtpStack(ready) if stack else StockPairModel(ready)
+
+    def _load_native(self, target: NativeModel, dtype: str) -> HiddenStateDraftModel:
+        """Return the draft's decoder on the native decoder. An MTP draft uses the target's packed
+        head, unless only one of them is rounded. Raises RefusedError if the native decoder does not
+        support the draft."""
+        network, head = self.pairs.network, None
+        same = (dtype in ROUNDED_DTYPES) == (target.compute_dtype in ROUNDED_DTYPES)
+        if isinstance(network.first, MtpLayer) and same:
+            head = SharedHead(target.passes, cast(Any, network.head).out_features)
+
+        def load() -> PairsNetwork:
+            made = copy.deepcopy(network)
+            made.head = made.head if head is None else None
+            return made
+
+        native = NativeConversion(self.source, dtype, load, shared_head=head).load_model()
+        return cast(HiddenStateDraftModel, native)
 
     def _choose_taps(
         self, target: LoadedTarget, make: Callable[[slice | None], PairsDrafter]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -51,6 +51,13 @@ if TYPE_CHECKING:
     from foretoken.models.stock.selfcheck import CheckedBackend
 
 
+class SharedHead(NamedTuple):
+    """The first `outputs` outputs of the head of `target`."""
+
+    target: NativePasses
+    outputs: int
+
+
 @dataclass(frozen=True, slots=True)
 class NativeConversion:
     """A model to pack for the native kernels, and the precision to pack it in.
@@ -62,6 +69,7 @@ class NativeConversion:
         get_extra_facts: Returns entries to store in addition to the description.
         layers: The layers that a copy of the target runs; (): all.
         taps: The layers whose hidden states the model returns, as in `NativePasses`.
+        shared_head: The head of a network that has none of its own.
     """
 
     source: ConversionSource | None
@@ -70,6 +78,7 @@ class NativeConversion:
     get_extra_facts: Callable[[], dict[str, Any]] = dict
     layers: tuple[int, ...] = ()
     taps: tuple[int, ...] = ()
+    shared_head: SharedHead | None = None
 
     @property
     def name(self) -> str:
@@ -125,6 +134,7 @@ class NativeConversion:
         found = None
         if self.source is not None:
             key, part = self._compute_key(self.source), self.source.part
+            part += " without head" if self.shared_head else ""
             form = f"{self.dtype} (native{part and ', ' + part})"
 
             def write(place: Path) -> dict[str, Any]:
@@ -134,10 +144,14 @@ class NativeConversion:
         return self._convert_temporarily() if found is None else self._open_conversion(found)
 
     def _open_conversion(self, found: StoredConversion) -> tuple[NativePasses, dict[str, Any]]:
-        return NativePasses(found.folder, found.facts["network"], self.taps), found.facts
+        passes = NativePasses(found.folder, found.facts["network"], self.taps)
+        if self.shared_head is not None:
+            passes.share_head(*self.shared_head)
+        return passes, found.facts
 
     def _compute_key(self, source: ConversionSource) -> str:
-        return store.compute_key(source, CONVERSION_FORMAT, "native", self.dtype)
+        head = ["without head"] if self.shared_head else []
+        return store.compute_key(source, CONVERSION_FORMAT, "native", self.dtype, *head)
 
     def _convert_temporarily(self) -> tuple[NativePasses, dict[str, Any]]:
         """Convert into a temporary folder, removed when the passes are garbage-collected."""

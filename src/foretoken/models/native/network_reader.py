@@ -214,7 +214,7 @@ class NetworkReader:
         return Decoder(
             self.config.hidden_size,
             [self._read_layer(x, int(n)) for x, n in zip(self.layers, windows, strict=True)],
-            head=self.read_linear(network.head),
+            head=network.head and self.read_linear(network.head),
             ropes=self.ropes,
             pairs=[
                 PairInputs(

@@ -18,6 +18,7 @@ from foretoken.kernels.tokens import count_threads
 from foretoken.models.base import ChainedTokens, TokenChoice
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.native import description
+from foretoken.models.native.packing import LANES
 from foretoken.models.native.pages import PAGE_POSITIONS, PagedSequence
 from foretoken.models.native.position_tables import DistanceBiases, RotaryTable
 from foretoken.models.native.recurrent_states import RecurrentStates, StateLayout
@@ -261,6 +262,16 @@ class NativePasses:
         self.layer_offsets = [target.layer_offsets[i] for i in layers]
         self._opened = None
 
+    def share_head(self, target: NativePasses, outputs: int) -> None:
+        """From now on, use the first `outputs` outputs of the target's head as the head."""
+        start = target.memory.ctypes.data - self.memory.ctypes.data
+        head = dict(target.facts["head"])
+        head |= {"panels": head["panels"] + start, "bias": None}
+        head["outputs"] = self.columns = outputs + -outputs % LANES
+        self.facts = {**self.facts, "head": head}
+        self.vocab_size, self._head_memory = outputs, target.memory
+        self._opened = None
+
     def read_pages(self, target: NativePasses) -> None:
         """From now on, run over the pages of `target`, whose layers have the keys and values that
         this network's layers use. A token attends only to earlier positions."""
@@ -276,6 +287,8 @@ class NativePasses:
         made: list[NativePasses] = []
         for k, pair_inputs in enumerate(self.facts["stack"]):
             made.append(NativePasses(self.folder, self.facts | pair_inputs, (FINAL_TAP,)))
+            # a shared head is relative to this memory
+            made[k].memory, made[k].vocab_size = self.memory, self.vocab_size
             made[k].share_pages(self, [k])
         return made
 

@@ -17,10 +17,12 @@ import census
 import hybrids
 import pairs
 from foretoken import Engine, Speculator
+from foretoken.drafters.mtp_stacks import MtpStackDrafter
 from foretoken.drafters.pairs import PairsDrafter
 from foretoken.models.hidden_states import FINAL_TAP
-from foretoken.models.native.conversion import NativeConversion
+from foretoken.models.native.conversion import NativeConversion, SharedHead
 from foretoken.models.native.model import NativeHiddenStateDraft, NativeMtpStack
+from foretoken.models.stock import pair_files
 from foretoken.models.stock.mtp_stacks import MtpStackNetwork
 from foretoken.models.stock.pair_files import PairsDraft
 from foretoken.models.stock.pairs import PairsNetwork
@@ -180,6 +182,26 @@ def test_draft_tokens_of_one_call_are_those_of_a_call_for_each() -> None:
         found = Speculator(drafter.target, drafter).generate(PROMPTS, **HOT)
         made.append([(text.tokens, [step.draft_tokens for step in text.steps]) for text in found])
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("kind", ["layer", "stack"])
+def test_a_head_may_be_the_first_outputs_of_the_target_s(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair_files, "MAX_HEAD_ROWS", 20)
+    network, draft = drafts_of("Glm4MoeForCausalLM")[kind]
+    target: Any = on_native(network, draft).target
+
+    def load() -> PairsNetwork:
+        layers = copy.deepcopy(draft.network)
+        layers.head = None
+        return layers
+
+    head = SharedHead(target.passes, 20)
+    decoder: Any = NativeConversion(None, "float32", load, shared_head=head).load_model()
+    drafter = MtpStackDrafter if kind == "stack" else PairsDrafter
+    embed: Any = network.get_input_embeddings()
+    require_course(drafter(target, decoder, embed, draft.ids), law(network, draft))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
