@@ -112,8 +112,8 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
 
 
 def _add_target_source(draft: PublishedDraft, target: TargetInfo) -> ConversionSource | None:
-    """Return what the conversion of a draft is stored by if it depends on the target, such as on
-    the target's output layer; None if it cannot be stored, because the target is in memory."""
+    """Return the files by which the conversion of a draft is stored if it depends on the target,
+    for instance on its output layer; None if the target is in memory: nothing is stored."""
     source = target.facts.source
     return source and replace(draft, target_source=source)
 
@@ -169,7 +169,8 @@ def _convert_assistant(
         return None
     try:
         source = _add_target_source(draft, target)
-        return NativeConversion(source, dtype, partial(copy.deepcopy, network)).load_passes()
+        load: Any = partial(copy.deepcopy, network)
+        return NativeConversion(source, dtype, load).load_passes()
     except RefusedError as refusal:
         if required:
             raise
@@ -224,8 +225,11 @@ def _require_taps(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Mod
 
 @dataclass(frozen=True, slots=True)
 class PendingPairsDraft:
-    """An EAGLE-3 or MTP draft that fits its target, before the target is loaded. source: What its
-    conversion for the native decoder is stored by; None: it is not stored."""
+    """An EAGLE-3 or MTP draft that fits its target, before the target is loaded.
+
+    source: The files by which its conversion for the native decoder is stored; None: the conversion
+        is not stored.
+    """
 
     name: str
     source: ConversionSource | None
@@ -305,7 +309,7 @@ class PendingPairsDraft:
             head = SharedHead(target.passes, cast(Any, network.head).out_features)
 
         def load() -> PairsNetwork:
-            made = copy.deepcopy(network)
+            made: Any = copy.deepcopy(network)
             made.head = made.head if head is None else None
             return made
 

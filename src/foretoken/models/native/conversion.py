@@ -47,7 +47,6 @@ LAYER_PRODUCTS = ("qkv", "out", "gate", "up", "down")  # weights of a layer that
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from foretoken.models.stock.assistant import Assistant
     from foretoken.models.stock.selfcheck import CheckedBackend
 
 
@@ -65,7 +64,7 @@ class NativeConversion:
     Attributes:
         source: Files of the model; None for a model in memory, whose conversion is not stored.
         dtype: One of NATIVE_DTYPES.
-        network: Loads transformers' model.
+        network: Loads transformers' model, or an `Assistant`.
         get_extra_facts: Returns entries to store in addition to the description.
         layers: The layers that a copy of the target runs; (): all.
         taps: The layers whose hidden states the model returns, as in `NativePasses`.
@@ -74,7 +73,7 @@ class NativeConversion:
 
     source: ConversionSource | None
     dtype: str
-    network: Callable[[], PreTrainedModel | Assistant]
+    network: Callable[[], PreTrainedModel]
     get_extra_facts: Callable[[], dict[str, Any]] = dict
     layers: tuple[int, ...] = ()
     taps: tuple[int, ...] = ()

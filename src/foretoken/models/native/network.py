@@ -294,8 +294,8 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class PairInputs:
-    """How a draft model takes its inputs, which are pairs of a token embedding and a hidden
-    state."""
+    """Weights for the inputs of a draft model, which are pairs of a token embedding and a hidden
+    state, and its last norm."""
 
     width: int  # of an embedding
     norm: Norm | None  # of embeddings

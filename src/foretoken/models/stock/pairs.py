@@ -101,7 +101,7 @@ class PairsNetwork(PreTrainedModel):
         first: nn.Module,
         more: list[nn.Module],
         rotary: nn.Module | None,
-        head: nn.Module | None,
+        head: nn.Module,
         join: TapProjection | None = None,
         norm: nn.Module | None = None,
     ) -> None:

@@ -193,7 +193,7 @@ def test_a_head_may_be_the_first_outputs_of_the_target_s(
     target: Any = on_native(network, draft).target
 
     def load() -> PairsNetwork:
-        layers = copy.deepcopy(draft.network)
+        layers: Any = copy.deepcopy(draft.network)
         layers.head = None
         return layers
 
