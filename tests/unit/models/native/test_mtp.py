@@ -6,6 +6,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,7 +21,9 @@ import pairs
 from foretoken import Engine, Speculator
 from foretoken.drafters.mtp_stacks import MtpStackDrafter
 from foretoken.drafters.pairs import PairsDrafter
+from foretoken.kernels import library
 from foretoken.models.hidden_states import FINAL_TAP
+from foretoken.models.native import passes
 from foretoken.models.native.conversion import NativeConversion, SharedHead
 from foretoken.models.native.model import NativeHiddenStateDraft, NativeMtpStack
 from foretoken.models.stock import pair_files
@@ -216,3 +220,29 @@ def test_rounded_weights_draft_alike(kind: str, dtype: str) -> None:
     found = Speculator(rounded.target, rounded).generate(PROMPTS, **HOT)
     assert sum(text.stats.accepted for text in found) > 0
     require_true(notes, law(network, draft), 0.3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("kind", ["layer", "stack"])
+def test_every_instruction_set_has_the_same_bits(
+    kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of 70 pairs, whose states are shared by the threads."""
+    _, draft = drafts_of("Glm4MoeForCausalLM")[kind]
+    width, made = draft.network.width, list[Tensor]()
+    numbers = torch.randn(2 * 70, 4 * width, generator=torch.Generator().manual_seed(0))
+    for name, threads in product(library.list_instruction_sets(), (1, 3)):
+        monkeypatch.setenv(library.INSTRUCTIONS_VARIABLE, name)
+        monkeypatch.setattr(passes, "count_threads", lambda count=threads: count)
+        load: Any = partial(copy.deepcopy, draft.network)
+        decoder: Any = NativeConversion(None, dtype, load).load_model()
+        decoder.start([[], []])
+        for first, last in ((0, 70), (70, 72)):
+            rows = last - first
+            if kind == "stack":
+                decoder.set_next_layers(range(2))
+            columns = (3 if kind == "stack" else 2) * width
+            decoder.set_next_pairs(numbers[first:last, :columns].repeat(2, 1), [rows, rows])
+            logits = decoder.score([[*range(first, last)]] * 2, [2, 1])
+            made += [logits.clone(), decoder.hidden.clone()]
+    assert all(torch.equal(x, y) for x, y in zip(made, made[4:], strict=False)) and len(made) > 4
