@@ -55,6 +55,7 @@ FAMILIES = [
     "Qwen2ForCausalLM",  # MiMo's layers
     "MistralForCausalLM",
     "ExaoneMoeForCausalLM",
+    "MellumForCausalLM",
 ]
 
 
@@ -128,6 +129,19 @@ def test_a_stack_draws_from_its_law(name: str, count: int) -> None:
     drafter = on_native(network, draft)
     assert isinstance(drafter.decoder, NativeMtpStack)
     require_course(drafter, law(network, draft))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_layers_with_sliding_windows_draw_from_their_law(count: int) -> None:
+    """As Mellum's, with a window shorter than the prompts."""
+    made: Any = census.build("MellumForCausalLM")
+    config = copy.deepcopy(made.config)
+    config.sliding_window, config.mtp_layer_types = 4, ["sliding_attention"] * count
+    config.mtp_mlp_layer_types = config.mlp_layer_types[-1:] * count
+    network = pairs.lively(type(made), config).float()
+    draft = mtp_draft(network, mtp_stack(network, count)[1])
+    assert draft.network.layer_types == ["sliding_attention"] * count
+    require_course(on_native(network, draft), law(network, draft))
 
 
 def drafts_of(name: str) -> dict[str, tuple[PreTrainedModel, PairsDraft]]:
