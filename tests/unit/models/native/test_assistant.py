@@ -34,6 +34,7 @@ def target(*, sharing: bool = True, seed: int = 0) -> Any:
     return copy.deepcopy(net).float()
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("sharing", [False, True])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_steps_are_those_on_torch(ordered: bool, sharing: bool) -> None:
@@ -61,6 +62,7 @@ def test_steps_are_those_on_torch(ordered: bool, sharing: bool) -> None:
     assert model.lengths == LENGTHS
 
 
+@pytest.mark.daily("int8")
 @pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
 def test_texts_are_the_target_s(dtype: str) -> None:
     """In a batch whose rows end and begin at different times, with cached prefixes and an abort."""

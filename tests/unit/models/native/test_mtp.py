@@ -112,6 +112,7 @@ def require_course(drafter: PairsDrafter, expected: Callable[..., Tensor]) -> No
     require_true(notes, expected, 1e-4)
 
 
+@pytest.mark.daily("Qwen3_5ForCausalLM", "DeepseekV3ForCausalLM")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_layer_draws_from_its_law(name: str) -> None:
     network = network_of(name)
@@ -121,6 +122,7 @@ def test_a_layer_draws_from_its_law(name: str) -> None:
     require_course(drafter, law(network, draft))
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
 def test_a_stack_draws_from_its_law(name: str, count: int) -> None:
@@ -222,6 +224,7 @@ def test_a_head_may_be_the_first_outputs_of_the_target_s(
     require_course(drafter(target, decoder, embed, draft.ids), law(network, draft))
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("kind", ["layer", "stack"])
 def test_rounded_weights_draft_alike(kind: str, dtype: str) -> None:
@@ -236,6 +239,7 @@ def test_rounded_weights_draft_alike(kind: str, dtype: str) -> None:
     require_true(notes, law(network, draft), 0.3)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("kind", ["layer", "stack"])
 def test_every_instruction_set_has_the_same_bits(
