@@ -54,7 +54,8 @@ class NativeAssistant:
     ) -> None:
         passes.read_pages(target.passes)
         self.target, self.passes, self.runtime = target, passes, target.runtime
-        self.identity = facts.get("identity") or f"an assistant in {facts['computed']}"
+        size = f"assistant of {facts['parameters']} parameters in {facts['computed']}"
+        self.identity = facts.get("identity") or size
         self._network, self._owned = network, list[WeightRecord]()
         self._join = make_weight_record(passes.facts["join"], passes.memory, self._owned)
         self._rows: list[int] = []
