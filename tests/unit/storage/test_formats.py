@@ -26,8 +26,8 @@ CHECK = (
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"FORMAT={CONVERSION_FORMAT} (models/native/conversion.py)": (NATIVE, "3c2f479f1a03dc01"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "ebda1e0ba1193659"),
+    f"FORMAT={CONVERSION_FORMAT} (models/native/conversion.py)": (NATIVE, "474d426b38787ea1"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "ad7091da03cb7229"),
 }
 
 
