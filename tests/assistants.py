@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+import copy
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -18,9 +19,13 @@ from transformers import (
 
 from foretoken.drafters.assistant import AssistantDrafter
 from foretoken.models.hidden_states import FINAL_TAP
+from foretoken.models.native.assistant import NativeAssistant, PackedEmbedding
+from foretoken.models.native.conversion import NativeConversion
+from foretoken.models.native.model import NativeModel
 from foretoken.models.stock.assistant import Assistant, StockAssistant
 from foretoken.models.stock.assistant_files import build_assistant
 from foretoken.models.stock.model import CausalModel
+from foretoken.models.stock.sizes import find_last_kv_layers
 
 WINDOW = 4
 WIDTH = 24  # of the target's states
@@ -47,12 +52,12 @@ def text_config(V: int, **settings: Any) -> Gemma4TextConfig:
 
 
 @cache
-def target(V: int, *, sharing: bool = True, seed: int = 0) -> Any:
+def target(V: int, *, sharing: bool = True, seed: int = 0, inputs: int = 8) -> Any:
     """In float64; sharing: whether its last layers read keys of others, and have inputs of their
-    own."""
+    own, of this width (the native decoder takes multiples of 16)."""
     more: dict[str, Any] = {"hidden_size": WIDTH}
     if sharing:
-        per_layer = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": V}
+        per_layer = {"hidden_size_per_layer_input": inputs, "vocab_size_per_layer_input": V}
         more |= {"num_kv_shared_layers": 2, **per_layer}
     model = _random(Gemma4ForCausalLM, text_config(V, **more), seed, 1.6)
     model.generation_config.eos_token_id = None
@@ -106,6 +111,20 @@ def drafter(
 ) -> AssistantDrafter:
     """A drafter upon that running target."""
     return kind(model, StockAssistant(assistant, model), model.model.get_input_embeddings())
+
+
+def on_native(
+    net: PreTrainedModel, assistant: Assistant, dtype: str = "float32"
+) -> tuple[NativeModel, AssistantDrafter]:
+    """The target and a drafter upon it, on the native decoder."""
+
+    load: Any = partial(copy.deepcopy, net)
+    model = NativeConversion(None, dtype, load, taps=(FINAL_TAP,)).load_model()
+    own = copy.deepcopy(assistant).float()
+    own.kv_source_layers = find_last_kv_layers(net.config)
+    passes, facts = NativeConversion(None, dtype, lambda: own).load_passes()
+    drafter = NativeAssistant(model, passes, facts, own)
+    return model, AssistantDrafter(model, drafter, PackedEmbedding(model.passes))
 
 
 def running(net: PreTrainedModel) -> CausalModel:

@@ -359,7 +359,8 @@ def on_native(network: PreTrainedModel, draft: PairsDraft) -> PairsDrafter:
         return NativeConversion(None, "float32", lambda: copy.deepcopy(of), taps=taps).load_model()
 
     target, decoder = model(network, draft.taps), model(draft.network)
-    return PairsDrafter(target, decoder, embedding(network, draft), draft.ids)
+    kind = MtpStackDrafter if decoder.num_layers > 1 else PairsDrafter
+    return kind(target, decoder, embedding(network, draft), draft.ids)
 
 
 def embedding(network: PreTrainedModel, draft: PairsDraft) -> Any:

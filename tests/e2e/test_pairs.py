@@ -17,6 +17,7 @@ from foretoken import Speculator, load
 from foretoken.drafters.mtp_stacks import MtpStackDrafter
 from foretoken.drafters.pairs import PairsDrafter
 from foretoken.loading import hidden_state_drafts
+from foretoken.models import store
 from foretoken.models.hidden_states import FINAL_TAP
 from pairdrafts import (
     EagleFile,
@@ -157,13 +158,32 @@ def test_the_layers_are_measured_where_the_file_does_not_say(
         require_true(notes, EagleLaw(network, EAGLE, ids), 1e-3)
 
 
-def test_a_target_s_own_layer_loads(folders: Path) -> None:
-    spec = load(folders / "own", "mtp", runtime="transformers")
+RUNTIMES = ["transformers", pytest.param("native", marks=pytest.mark.native)]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_target_s_own_layer_loads(folders: Path, runtime: str) -> None:
+    spec = load(folders / "own", "mtp", runtime=runtime, draft_dtype="float32")
     assert isinstance(spec.drafter, PairsDrafter) and spec.target.taps == (FINAL_TAP,)
+    assert spec.drafter.runtime == runtime
     require_always_right(spec)
 
 
-def test_a_target_s_own_stack_loads(tmp_path: Path) -> None:
+@pytest.mark.native
+def test_a_target_and_its_own_layer_are_stored_side_by_side(folders: Path) -> None:
+    """Both in int8, from the same files."""
+    specs: list[Any] = [load(folders / "own", "mtp", dtype="int8") for _ in range(2)]
+    keys = [(spec.target.identity, spec.drafter.identity) for spec in specs]
+    assert keys[0] == keys[1] and len({*keys[0]}) == 2
+    assert all(store.find(key) for key in keys[0])
+    assert {entry.dtype for entry in store.list_entries()} >= {
+        "int8 (native)",
+        "int8 (native, MTP layers without head)",
+    }
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_target_s_own_stack_loads(tmp_path: Path, runtime: str) -> None:
     """Both of its layers are always right, and each makes one draft token."""
     own = bigrams()
     tiny.folder(tmp_path / "own", own, tiny.byte_level())
@@ -171,7 +191,8 @@ def test_a_target_s_own_stack_loads(tmp_path: Path) -> None:
     first = itself(own)
     second = {key.replace(f".{count}.", f".{count + 1}."): x.clone() for key, x in first.items()}
     add_mtp(tmp_path / "own", first | second)
-    spec = load(tmp_path / "own", "mtp", runtime="transformers")
+    spec = load(tmp_path / "own", "mtp", runtime=runtime, draft_dtype="float32")
+    assert spec.drafter.runtime == runtime
     assert isinstance(spec.drafter, MtpStackDrafter) and spec.target.taps == (FINAL_TAP,)
     for temperature in (0.0, 1.0):
         options = {"max_new_tokens": 30, "gamma": 4, "temperature": temperature, "seed": 2}

@@ -32,7 +32,8 @@ class SharedKVModel(Protocol):
     identity: str
 
     def with_target(self, target: Model) -> Any:
-        """Return a model with the same network for another target."""
+        """Return a model with the same network for another target. Raises InputError if that target
+        does not share its keys and values."""
         ...
 
     def begin(self, rows: list[int]) -> None:
@@ -86,7 +87,7 @@ class AssistantDrafter(Drafter):
         """Return a drafter without sequences, with the same network, for another target. Raises
         InputError if that target does not expose the hidden states, keys and values that the
         network needs."""
-        if not target.capabilities.shared_kv or target.taps != (FINAL_TAP,):
+        if target.taps != (FINAL_TAP,):
             raise InputError(
                 "the target does not expose the hidden states that the draft needs; give a target "
                 "that does"

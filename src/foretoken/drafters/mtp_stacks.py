@@ -12,7 +12,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretoken.drafters.pairs import MAX_UNREAD_PAIRS, PairsDrafter, PairSequence
+from foretoken.drafters.pairs import (
+    MAX_UNREAD_PAIRS,
+    PairsDrafter,
+    PairSequence,
+    make_pair_ids,
+)
 from foretoken.models.row_slots import PREFILL_CHUNK_TOKENS
 from foretoken.transfer import send
 
@@ -85,12 +90,13 @@ class MtpStackDrafter(PairsDrafter):
     ) -> Tensor:
         """Run these layers over the first counts[b] carried pairs of each sequence b. states:
         `[sum(counts), H]`, for the first of these layers. Returns logits as `score` does."""
-        tokens: list[int] = []
+        tokens, blocks = list[int](), list[list[int]]()
         for seq, made, n in zip(self.seqs, self._drafted, counts, strict=True):
-            later = [*seq.tokens[seq.num_fed + 1 :], *made]
-            tokens += [later[i + k] for i in range(n) for k in layers]
+            every, first = [*seq.tokens, *made], seq.num_fed
+            tokens += [every[i + 1 + k] for i in range(first, first + n) for k in layers]
+            blocks.append(make_pair_ids(every, first, first + n, self.num_layers))
         embedded = self.embedding(send(torch.tensor(tokens), states.device)).to(states.dtype)
         self.decoder.set_next_layers(layers)
         pairs = torch.cat([embedded.reshape(len(states), -1), states], -1)
         self.decoder.set_next_pairs(pairs, counts)
-        return self.decoder.score([[0] * n for n in counts], need)
+        return self.decoder.score(blocks, need)

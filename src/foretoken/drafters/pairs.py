@@ -54,12 +54,6 @@ class PairSequence:
         """True if the hidden states reach up to the last token but one, as drafting requires."""
         return len(self.carried) > 0 and self.num_fed + len(self.carried) == len(self.tokens) - 1
 
-    def get_carried_tokens(self, V: int) -> list[int]:
-        """Return the tokens of the carried pairs, as ids for the decoder's prefix cache (see
-        `_mark_first_token`)."""
-        tokens = self.tokens[self.num_fed + 1 : self.num_fed + 1 + len(self.carried)]
-        return _mark_first_token(self.tokens[0], tokens, V) if not self.num_fed else tokens
-
 
 def _get_embedding_table(embedding: Any, decoder: HiddenStateDraftModel) -> Tensor | None:
     """Return the weights `[V, E]` of a plain embedding layer if the decoder can use them in a
@@ -74,11 +68,17 @@ def _get_embedding_table(embedding: Any, decoder: HiddenStateDraftModel) -> Tens
     return weight if served and weight.shape[1] % 16 == 0 else None
 
 
-def _mark_first_token(first: int, tokens: list[int], V: int) -> list[int]:
-    """Return the tokens of a sequence's first pairs as ids for the prefix cache. No pair contains
-    the sequence's first token, but the cache must distinguish sequences that differ only in that
-    token. So the first token is encoded in the id of the first pair."""
-    return [(first + 1) * V + tokens[0], *tokens[1:]] if tokens else []
+def make_pair_ids(tokens: list[int], first: int, last: int, num_layers: int) -> list[int]:
+    """Return the ids of pairs `first` to `last - 1`, for the decoder's prefix cache. If the ids up
+    to a pair are equal, all tokens that the decoder has used for these pairs are equal.
+
+    In a stack of layers, pair i depends on tokens up to i + num_layers, and the id is that token.
+    The first id stands for all tokens up to there. Ids of pairs with missing tokens are 0.
+    """
+    ids = tokens[first + num_layers : last + num_layers]
+    if first == 0 and ids:
+        ids[0] = hash((*tokens[: num_layers + 1],))
+    return ids + [0] * (last - first - len(ids))
 
 
 class PairsDrafter(Drafter):
@@ -132,20 +132,17 @@ class PairsDrafter(Drafter):
         return type(self)(target, self.decoder, self.embedding, self.ids, self.columns)
 
     def count_cached_tokens(self, tokens: list[int]) -> int:
-        if len(tokens) < 2:
-            return 0
-        return self.decoder.count_cached_tokens(
-            _mark_first_token(tokens[0], tokens[1:], self.target.vocab_size)
-        )
+        layers = self.decoder.num_layers
+        ids = make_pair_ids(tokens, 0, max(0, len(tokens) - layers), layers)
+        return self.decoder.count_cached_tokens(ids) if ids else 0
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        V, num_cached = self.target.vocab_size, list(map(self.count_cached_tokens, prompts))
+        num_cached = list(map(self.count_cached_tokens, prompts))
         seqs = [PairSequence(list(ids), n) for ids, n in zip(prompts, num_cached, strict=True)]
-        self.decoder.start(
-            [_mark_first_token(seq.tokens[0], seq.tokens[1 : 1 + seq.num_fed], V) for seq in seqs]
-        )
+        layers = self.decoder.num_layers
+        self.decoder.start([make_pair_ids(seq.tokens, 0, seq.num_fed, layers) for seq in seqs])
         self.seqs += seqs
         self._take_states()
 
@@ -276,8 +273,8 @@ class PairsDrafter(Drafter):
         """Return three things about the first counts[b] carried pairs of each sequence b: blocks of
         ids for the decoder's prefix cache, the tokens of all pairs in one list, and their hidden
         states `[sum(counts), W]`."""
-        V, some = self.target.vocab_size, list(zip(self.seqs, counts, strict=True))
-        blocks = [seq.get_carried_tokens(V)[:count] for seq, count in some]
+        some = list(zip(self.seqs, counts, strict=True))
+        blocks = [make_pair_ids(seq.tokens, seq.num_fed, seq.num_fed + n, 1) for seq, n in some]
         states = [seq.carried[:n] for seq, n in some if n]
         tokens = [x for seq, n in some for x in seq.tokens[seq.num_fed + 1 : seq.num_fed + 1 + n]]
         return blocks, tokens, states[0] if len(states) == 1 else torch.cat(states)

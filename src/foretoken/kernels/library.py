@@ -138,7 +138,8 @@ class NetworkRecord(Structure):
         (NormRecord, "embedding_norm last"),
         (POINTER(LayerRecord), "layer"),
         (c_int32, "beside before_last"),
-        (NormRecord, "beside_norm"),
+        (NormRecord, "beside_norm state_norm"),
+        (WeightRecord, "pair"),
         (c_int32, "encoder first_blocks last_blocks"),
         (LayerInputsRecord, "inputs"),
     )
@@ -232,6 +233,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "settle": (None, c_void_p, c_void_p, c_int32),
     "join": (c_int32, c_char_p, POINTER(PairsRecord)),
     "product": (c_int32, c_char_p, POINTER(WeightRecord), c_void_p, c_int32, c_int32, c_void_p),
+    "unpack": (None, c_char_p, POINTER(WeightRecord), c_int32, c_void_p),
     "round_weights": (None, c_char_p, c_void_p, c_int64, c_void_p, c_void_p),
     "softmax": (c_int32, c_char_p, POINTER(SoftmaxRecord)),
     "draw": (None, c_char_p, POINTER(DrawsRecord)),

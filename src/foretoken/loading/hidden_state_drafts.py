@@ -3,7 +3,8 @@ from published drafts or from the target's own files.
 
 A draft of another target is refused before the target is loaded. EAGLE-3 and MTP drafts (pairs
 decoders) and block drafts (DFlash, DSpark) run on the target's backend; if that is the native
-decoder, in int8 by default. Assistants run on torch.
+decoder, in int8 by default. Assistants run on the native decoder in the target's dtype, or on
+torch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from transformers.modeling_layers import MtpLayer
 
 from foretoken.costing import stored_costs
 from foretoken.costing.pair_costs import PROBE_PROMPT
@@ -33,22 +35,26 @@ from foretoken.loading.published_drafts import (
     MASK_EMBEDDING_FILE,
     PublishedDraft,
 )
+from foretoken.loading.sources import ModelSource
 from foretoken.loading.target import LoadedTarget, PendingDraft, TargetEmbeddings, TargetInfo
 from foretoken.loading.weights import FolderWeights
 from foretoken.models.base import Model
 from foretoken.models.graph_pairs import GraphPairModel
 from foretoken.models.graphs import rehearse
 from foretoken.models.hidden_states import FINAL_TAP
+from foretoken.models.native.assistant import NativeAssistant, PackedEmbedding
 from foretoken.models.native.block_reader import BlockDecoder
-from foretoken.models.native.conversion import NativeConversion
+from foretoken.models.native.conversion import NATIVE_DTYPES, NativeConversion, SharedHead
+from foretoken.models.native.model import NativeModel
+from foretoken.models.native.passes import NativePasses
 from foretoken.models.stock import dflash_files, pair_files
-from foretoken.models.stock.assistant import StockAssistant
+from foretoken.models.stock.assistant import Assistant, StockAssistant
 from foretoken.models.stock.assistant_files import build_assistant
 from foretoken.models.stock.dflash import BlocksDraft, StockBlockModel
 from foretoken.models.stock.mtp_stacks import MtpStackNetwork, StockMtpStack
 from foretoken.models.stock.pair_files import PairsDraft
 from foretoken.models.stock.pairs import PairsNetwork, StockPairModel
-from foretoken.models.store import compute_key
+from foretoken.models.store import ConversionSource
 from foretoken.storage.cache import load_cached_values, save_cached_value
 
 log = logging.getLogger(__name__)
@@ -80,6 +86,7 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
     pair_files.require_verifier(draft.name, draft.config, structure)
     if draft.kind == "eagle3":
         tensors = weights.read_weights(weights.keys)
+        files = draft if "lm_head.weight" in tensors else _add_target_source(draft, target)
         embeddings = TargetEmbeddings(target.facts, None)
         pairs = pair_files.build_eagle(
             draft.name, draft.config, tensors, structure, lambda: embeddings.head
@@ -87,7 +94,7 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
         if not pairs.other_taps:
             because = f"{draft.name} specifies which hidden states it uses"
             options.refuse("draft_taps", because=because)
-        return PendingPairsDraft(draft, pairs, options).draft
+        return PendingPairsDraft(draft.name, files, pairs, options).draft
     if draft.kind == "mtp":
         options.refuse("draft_taps", because=f"{draft.name} uses the target's last hidden states")
         if (count := draft.config.get("num_nextn_predict_layers", 1)) != 1:
@@ -95,7 +102,8 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
                 f"{draft.name} has num_nextn_predict_layers {count!r:.40}, but only 1 is "
                 "supported; give another draft"
             )
-        return _prepare_mtp(draft, weights.read_weights(weights.keys), target, options)
+        own = weights.read_weights(weights.keys)
+        return _prepare_mtp(draft.name, _add_target_source(draft, target), own, target, options)
     if draft.kind in BLOCK_KINDS:
         return _prepare_blocks(draft, target, options)
     if draft.kind == "assistant":
@@ -106,23 +114,36 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
     )
 
 
+def _add_target_source(draft: PublishedDraft, target: TargetInfo) -> ConversionSource | None:
+    """Return the files by which the conversion of a draft is stored if it depends on the target,
+    for instance on its output layer; None if the target is in memory: nothing is stored."""
+    source = target.facts.source
+    return source and replace(draft, target_source=source)
+
+
 def _prepare_assistant(
     draft: PublishedDraft, target: TargetInfo, options: LoadOptions
 ) -> PendingDraft:
     because = "an assistant has the target's dtype and hidden states"
     options.refuse("draft_taps", "draft_dtype", because=because)
-    if options.runtime not in ("auto", "transformers") or options.dtype in ROUNDED_DTYPES:
-        asked = options.dtype if options.dtype in ROUNDED_DTYPES else options.runtime
+    if options.runtime not in ("auto", "transformers", "native"):
         raise RefusedError(
-            f"{draft.name} uses the target's keys and values, which only torch shares, not "
-            f"{asked}; give runtime='transformers' and a dtype of torch, or another draft"
+            f"{draft.name} uses the target's keys and values, which {options.runtime} does not "
+            "share; give runtime='auto', or another draft"
         )
-    weights, dtype = FolderWeights(draft.folder), getattr(torch, options.dtype, torch.float32)
+    weights = FolderWeights(draft.folder)
     config = target.facts.structure.config.get_text_config(decoder=True)
-    network: Any = build_assistant(draft.config, weights.read_weights(weights.keys), config, dtype)
+    rounded = options.dtype in ROUNDED_DTYPES
+    dtype = torch.float32 if rounded else getattr(torch, options.dtype, torch.float32)
+    tensors = weights.read_weights(weights.keys)
+    network: Any = build_assistant(draft.config, tensors, config, dtype)
+    native = _convert_assistant(draft, network, target, options)
 
     def attach(loaded: LoadedTarget) -> AssistantDrafter:
         model = _require_taps(loaded, (FINAL_TAP,), draft.name)
+        if native is not None and isinstance(model, NativeModel):
+            assistant = NativeAssistant(model, *native, network)
+            return AssistantDrafter(model, assistant, PackedEmbedding(model.passes))
         if not model.capabilities.shared_kv:
             raise RefusedError(
                 f"{draft.name} uses the target's keys and values, but {target.name} does not share "
@@ -133,7 +154,31 @@ def _prepare_assistant(
         assistant = StockAssistant(network.to(weight.device, weight.dtype), model)
         return AssistantDrafter(model, assistant, embedding)
 
-    return PendingDraft(attach, taps=(FINAL_TAP,), runtime="transformers")
+    return PendingDraft(attach, taps=(FINAL_TAP,), runtime=None if native else "transformers")
+
+
+def _convert_assistant(
+    draft: PublishedDraft, network: Assistant, target: TargetInfo, options: LoadOptions
+) -> tuple[NativePasses, dict[str, Any]] | None:
+    """Return an assistant in the target's dtype for the native decoder; None if the target must run
+    on torch. Raises RefusedError if the options require the native decoder, but it does not support
+    the assistant."""
+    required = options.runtime == "native" or options.dtype in ROUNDED_DTYPES
+    in_memory = target.facts.source is None
+    dtype = "float32" if in_memory else target.facts.resolve_dtype(options.dtype)
+    on_cpu = torch.device(options.device).type == "cpu"
+    possible = options.runtime == "auto" and on_cpu and not in_memory and dtype in NATIVE_DTYPES
+    if not required and not possible:
+        return None
+    try:
+        source = _add_target_source(draft, target)
+        load: Any = partial(copy.deepcopy, network)
+        return NativeConversion(source, dtype, load).load_passes()
+    except RefusedError as refusal:
+        if required:
+            raise
+        log.info("%s", refusal)
+        return None
 
 
 def _prepare_blocks(
@@ -164,7 +209,7 @@ def _prepare_blocks(
             draft.config, tensors, size, embeddings.embedding, head
         )
         files = target.facts.source
-        own = files and replace(draft, target_key=compute_key(files))
+        own = files and replace(draft, target_source=files)
         return BlockDrafter(model, _make_block_model(own, blocks, model, options.draft_dtype))
 
     return PendingDraft(attach, taps=taps)
@@ -201,9 +246,14 @@ def _require_taps(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Mod
 
 @dataclass(frozen=True, slots=True)
 class PendingPairsDraft:
-    """An EAGLE-3 or MTP draft that fits its target, before the target is loaded."""
+    """An EAGLE-3 or MTP draft that fits its target, before the target is loaded.
 
-    source: PublishedDraft
+    source: The files by which its conversion for the native decoder is stored; None: the conversion
+        is not stored.
+    """
+
+    name: str
+    source: ConversionSource | None
     pairs: PairsDraft
     options: LoadOptions
 
@@ -235,7 +285,7 @@ class PendingPairsDraft:
     def attach(self, target: LoadedTarget) -> PairsDrafter:
         """Return the drafter for the loaded target. Raises RefusedError if the target does not
         expose the hidden states that the draft uses."""
-        model = _require_taps(target, self.taps, self.source.name)
+        model = _require_taps(target, self.taps, self.name)
         embeddings = TargetEmbeddings(target.info.facts, target.model)
         own_embedding = self.pairs.embedding
         embedding = (
@@ -259,11 +309,9 @@ class PendingPairsDraft:
         native decoder, if this backend supports the draft. Otherwise it runs on torch."""
         dtype, network = self.options.draft_dtype, self.pairs.network
         dtype = None if dtype == "auto" else dtype
-        if target.runtime == "native":
+        if isinstance(target, NativeModel):
             try:
-                load = partial(copy.deepcopy, network)
-                native = NativeConversion(self.source, dtype or "int8", load).load_model()
-                return cast(HiddenStateDraftModel, native)
+                return self._load_native(target, dtype or "int8")
             except RefusedError as refusal:
                 log.info("%s", refusal)
         assert isinstance(network, PairsNetwork)
@@ -277,6 +325,23 @@ class PendingPairsDraft:
             except RefusedError as refusal:
                 log.info("%s", refusal)
         return StockPairModel(ready)
+
+    def _load_native(self, target: NativeModel, dtype: str) -> HiddenStateDraftModel:
+        """Return the draft's decoder on the native decoder. An MTP draft uses the target's packed
+        head, unless only one of them is rounded. Raises RefusedError if the native decoder does not
+        support the draft."""
+        network, head = self.pairs.network, None
+        same = (dtype in ROUNDED_DTYPES) == (target.compute_dtype in ROUNDED_DTYPES)
+        if isinstance(network.first, MtpLayer) and same:
+            head = SharedHead(target.passes, cast(Any, network.head).out_features)
+
+        def load() -> PairsNetwork:
+            made: Any = copy.deepcopy(network)
+            made.head = made.head if head is None else None
+            return made
+
+        native = NativeConversion(self.source, dtype, load, shared_head=head).load_model()
+        return cast(HiddenStateDraftModel, native)
 
     def _choose_taps(
         self, target: LoadedTarget, make: Callable[[slice | None], PairsDrafter]
@@ -294,7 +359,7 @@ class PendingPairsDraft:
             log.info(
                 "%s uses the hidden states before layers %s: alpha is %.2f on the target's own "
                 "output, and %.2f with those before layers %s; set draft_taps to choose",
-                self.source.name,
+                self.name,
                 *(taps[choice], alphas[choice], alphas[1 - choice], taps[1 - choice]),
             )
             if key:
@@ -341,17 +406,26 @@ def prepare_mtp(target: TargetInfo, options: LoadOptions) -> PendingDraft:
     else:
         weights = FolderWeights(Path(folder.path))
         own = weights.read_weights(pair_files.map_mtp_names(weights.keys, layers))
-    return _prepare_mtp(
-        PublishedDraft(target.name, Path(folder.path), "mtp", {}), own, target, options
-    )
+    source = MtpLayersSource(folder.name, folder.path, folder.options, folder.adapter)
+    return _prepare_mtp(target.name, source, own, target, options)
+
+
+class MtpLayersSource(ModelSource):
+    """A target's own layers for multi-token prediction, in the same files as the target."""
+
+    part = "MTP layers"
+
+    def list_custom_code(self) -> list[str]:
+        return [*super().list_custom_code(), self.part]
 
 
 def _prepare_mtp(
-    draft: PublishedDraft,
+    name: str,
+    source: ConversionSource | None,
     tensors: dict[str, torch.Tensor],
     target: TargetInfo,
     options: LoadOptions,
 ) -> PendingDraft:
     head = TargetEmbeddings(target.facts, None).head
-    pairs = pair_files.build_mtp(draft.name, tensors, target.facts.structure, head)
-    return PendingPairsDraft(draft, pairs, options).draft
+    pairs = pair_files.build_mtp(name, tensors, target.facts.structure, head)
+    return PendingPairsDraft(name, source, pairs, options).draft

@@ -9,6 +9,8 @@ from typing import Any
 
 from foretoken.errors import InputError, format_value, to_one_line
 from foretoken.loading import hub
+from foretoken.models import store
+from foretoken.models.store import ConversionSource
 from foretoken.storage.files import parse_json
 
 MASK_EMBEDDING_FILE = "mask_embedding.pt"  # an embedding of the mask token, trained separately
@@ -28,20 +30,18 @@ ARCHITECTURE_KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class PublishedDraft:
-    """A draft in a folder that was published for one target and cannot run without it.
-
-    target_key: The key of the target's files, for a conversion that contains the target's weights.
-    """
+    """A draft in a folder that was published for one target and cannot run without it."""
 
     name: str
     folder: Path
     kind: str
     config: dict[str, Any]
-    target_key: str = ""
+    target_source: ConversionSource | None = None  # the target, if the conversion depends on it
     # attributes of a `ModelSource`, read when a draft is converted
     gguf = None
     commit = None
     adapter_files = list[Path]()
+    part = ""
 
     @property
     def description(self) -> str:
@@ -66,8 +66,9 @@ class PublishedDraft:
     def list_custom_code(self) -> list[str]:
         """Return the part of a conversion's cache key that distinguishes this draft from a model in
         the same folder."""
-        own = f"a draft of kind {self.kind}, in a context of its own"
-        return [own, self.target_key] if self.target_key else [own]
+        source = self.target_source
+        target = [] if source is None else [store.compute_key(source, "target")]
+        return [f"a draft of kind {self.kind}, in a context of its own", *target]
 
 
 def find_published(name: str | Path, revision: str | None) -> PublishedDraft | None:

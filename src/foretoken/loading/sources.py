@@ -65,6 +65,7 @@ class ModelSource:
     path: str  # a folder or a hub id
     options: dict[str, Any]  # of `from_pretrained`: revision, trust, a GGUF file in the folder
     adapter: Path | None = None  # a folder, to be merged into the weights
+    part = ""  # as in `ConversionSource`
 
     @property
     def gguf(self) -> Path | None:

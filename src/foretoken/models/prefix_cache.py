@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-TOKEN_BYTES = array("i").itemsize
+TOKEN_BYTES = array("q").itemsize
 
 
 class PrefixCache:
@@ -51,7 +51,7 @@ class PrefixCache:
     def find(self, salt: Hashable, tokens: list[int]) -> tuple[int, Any]:
         """Return the length in tokens of the longest cached prefix of `tokens`, and the arrays of
         an entry with this prefix; (0, None) if there is none."""
-        key = array("i", tokens).tobytes()
+        key = array("q", tokens).tobytes()
         found = (
             self._find_nearest(salt, key) if self.divisible else self._find_whole_prefix(salt, key)
         )
@@ -65,7 +65,7 @@ class PrefixCache:
         """Cache the arrays of these tokens. If `divisible`, the new entry replaces an entry for a
         prefix of the tokens, and is itself dropped if an entry for a longer sequence begins with
         the tokens."""
-        key = array("i", tokens).tobytes()
+        key = array("q", tokens).tobytes()
         if not key or (self.divisible and self.find(salt, tokens)[0] == len(tokens)):
             self._release(arrays)
             return
@@ -126,7 +126,7 @@ def _count_bytes(arrays: Sequence[Any]) -> int:
 def _count_shared_bytes(one: bytes, other: bytes) -> int:
     """Return the length in bytes, in whole tokens, of the longest common prefix of two keys."""
     max_tokens = min(len(one), len(other)) // TOKEN_BYTES
-    a, b = (np.frombuffer(x, np.int32, max_tokens) for x in (one, other))
+    a, b = (np.frombuffer(x, np.int64, max_tokens) for x in (one, other))
     different = a != b
     first = int(different.argmax()) if max_tokens else 0
     return TOKEN_BYTES * (first if max_tokens and different[first] else max_tokens)

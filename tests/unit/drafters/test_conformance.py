@@ -40,7 +40,7 @@ from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.verifier import make_verifier
 from oracle import random_model
-from pairdrafts import eagle_file, on_native, pairs_drafter
+from pairdrafts import eagle_file, mtp_draft, mtp_stack, on_native, pairs_drafter
 from table import TableModel
 
 pytestmark = pytest.mark.cpu_only
@@ -78,6 +78,15 @@ def of_pairs(make: Callable[..., Any], precision: str) -> Callable[[], Pair]:
     return made
 
 
+def of_layers(make: Callable[..., Any], count: int) -> Callable[[], Pair]:
+    def made() -> Pair:
+        target = copy.deepcopy(network()).float()
+        drafter = make(target, mtp_draft(target, mtp_stack(target, count)[1]))
+        return drafter.target, drafter
+
+    return made
+
+
 def copied_over_rows() -> Pair:
     target: Any = NativeConversion(None, "float32", lambda: copy.deepcopy(network())).load_model()
     conversion = NativeConversion(None, "int4", lambda: copy.deepcopy(network()))
@@ -87,6 +96,10 @@ def copied_over_rows() -> Pair:
 def assisted() -> Pair:
     target = assistants.running(assistants.target(V))
     return target, assistants.drafter(target, assistants.network(V))
+
+
+def natively_assisted() -> Pair:
+    return assistants.on_native(assistants.target(V, inputs=16), assistants.network(V))
 
 
 class FourMethods:
@@ -150,11 +163,16 @@ PAIRS: dict[str, Callable[[], Pair]] = {
     "choice of pairs": choosing_pairs,
     "pairs": of_pairs(pairs_drafter, "double"),
     "native pairs": of_pairs(on_native, "float"),
+    "layer": of_layers(pairs_drafter, 1),
+    "native layer": of_layers(on_native, 1),
+    "stack": of_layers(pairs_drafter, 2),
+    "native stack": of_layers(on_native, 2),
     "blocks": lambda: blocks.pair(blocks.ZLAB, copy.deepcopy(network()).double()),
     "chained blocks": lambda: blocks.pair(blocks.CONFIDENT, copy.deepcopy(network()).double()),
     "native blocks": lambda: blocks.native_pair(blocks.DFLASH2, network()),
     "native chained blocks": lambda: blocks.native_pair(blocks.CONFIDENT, network()),
     "assistant": assisted,
+    "native assistant": natively_assisted,
 }
 BACK = {"none", "uniform", "lookup", "copy", "cascade", "mixture"}
 BACK |= {name for name in PAIRS if name.startswith(("model", "copy of"))}

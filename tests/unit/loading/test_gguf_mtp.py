@@ -54,9 +54,12 @@ def test_weights_are_those_of_safetensors(name: str, tmp_path: Path) -> None:
         assert torch.allclose(found[key], values, rtol=0, atol=1e-6), key
 
 
-@pytest.mark.daily(NAMES[0])
+@pytest.mark.daily
 @pytest.mark.parametrize("name", NAMES)
-def test_draft_tokens_are_those_of_safetensors(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "runtime", ["transformers", pytest.param("native", marks=pytest.mark.native)]
+)
+def test_draft_tokens_are_those_of_safetensors(name: str, runtime: str, tmp_path: Path) -> None:
     """Values differ by rounding, so that a token differs with a probability below 1e-4."""
     network, layer = model(name)
     write_qwen(tmp_path / "m.gguf", network, tiny.byte_level(), layer)
@@ -64,7 +67,7 @@ def test_draft_tokens_are_those_of_safetensors(name: str, tmp_path: Path) -> Non
     add_mtp(tmp_path / "folder", filed(layer, "mtp"))
     options: dict[str, Any] = {"max_new_tokens": 20, "gamma": 3, "temperature": 1.5, "seed": 3}
     texts = [
-        foretoken.load(each, "mtp", runtime="transformers").generate([[5, 17], [9]], **options)
+        foretoken.load(each, "mtp", runtime=runtime).generate([[5, 17], [9]], **options)
         for each in (tmp_path / "folder", tmp_path / "m.gguf")
     ]
     assert all(text.stats.accepted for text in texts[0])

@@ -125,22 +125,38 @@ def test_blocks_beside_a_target_in_memory(tmp_path: Path) -> None:
     assert_own_texts(spec)
 
 
-def assistant(folder: Path, *, ordered: bool) -> tuple[Path, Path]:
+def assistant(folder: Path, *, ordered: bool, seed: int = 1) -> tuple[Path, Path]:
     """Folders of a target and of its assistant."""
-    assistants.target(64).float().save_pretrained(folder / "target")
-    tensors = assistants.network(64, ordered=ordered).state_dict()
+    assistants.target(64, inputs=16).float().save_pretrained(folder / "target")
+    tensors = assistants.network(64, ordered=ordered, seed=seed).state_dict()
     tensors = {k: x.float() if x.is_floating_point() else x for k, x in tensors.items()}
     config = assistants.assistant_config(64, ordered=ordered).to_dict()
     return folder / "target", saved(folder / "draft", config, tensors)
 
 
-def test_an_assistant_has_its_target_on_torch(tmp_path: Path) -> None:
-    target, draft = assistant(tmp_path, ordered=True)
+@pytest.mark.native
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_assistant_runs_beside_its_target(tmp_path: Path, ordered: bool) -> None:
+    target, draft = assistant(tmp_path, ordered=ordered)
+    for options in ({}, {"runtime": "transformers"}, {"dtype": "int8"}):
+        spec = foretoken.load(target, draft, **options)
+        runtime = options.get("runtime", "native")
+        assert spec.target.runtime == spec.drafter.runtime == runtime
+        assert_own_texts(spec)
+    refused(RefusedError, "which graphs does not share", target, draft, runtime="graphs")
+
+
+@pytest.mark.native
+def test_an_assistant_that_native_refuses_has_its_target_on_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = assistant(tmp_path, ordered=True, seed=2)  # no conversion of it is stored
+    monkeypatch.setattr("foretoken.models.native.network_reader.LANES", 32)
     spec = foretoken.load(target, draft)
-    assert spec.target.runtime == "transformers"
+    assert spec.target.runtime == spec.drafter.runtime == "transformers"
     assert_own_texts(spec)
-    refused(RefusedError, "which only torch shares, not native", target, draft, runtime="native")
-    refused(RefusedError, "not int8", target, draft, dtype="int8")
+    refused(RefusedError, "widths 16 and 48", target, draft, runtime="native")
+    refused(RefusedError, "widths 16 and 48", target, draft, dtype="int8")
 
 
 def test_a_layer_for_multi_token_prediction_by_itself(tmp_path: Path) -> None:

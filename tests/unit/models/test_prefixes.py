@@ -28,6 +28,14 @@ def test_the_least_recently_used_gives_way(array: Any) -> None:
     assert cached.find("other", [7] * 4) == (0, None)
 
 
+def test_ids_may_exceed_32_bits() -> None:
+    """A draft's first id stands for two tokens of the target's vocabulary."""
+    cached = PrefixCache(10**6, divisible=True)
+    cached.add("", [150_000**2, 5], [np.zeros(1)])
+    assert cached.find("", [150_000**2, 5, 6])[0] == 2
+    assert cached.find("", [150_000**2 + 2**32, 5])[0] == 0
+
+
 def test_what_is_larger_than_all_room_is_not_cached() -> None:
     cached = PrefixCache(399, divisible=True)
     cached.add("", [7], [torch.zeros(100)])

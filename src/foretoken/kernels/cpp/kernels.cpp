@@ -308,11 +308,13 @@ bool multiply(const Weight& w, const float* x, int tokens, int threads, float* y
 
 bool join_pairs(const Pairs& p) {
   const Exact exact;
-  if (!multiply(*p.join, p.states, p.tokens, 1, p.joined)) return false;
+  if (p.join && !multiply(*p.join, p.states, p.tokens, 1, p.joined)) return false;
+  const float* states = p.join ? p.joined : p.states;
+  const int stride = p.join ? p.join->outputs : p.width;
   for (int t = 0; t < p.tokens; t++) {
     float* given = p.given + size_t(t) * (p.beside + p.width);
     embed_into(p.embeddings, p.kind, p.ids[t], p.beside, given);
-    memcpy(given + p.beside, p.joined + size_t(t) * p.join->outputs, size_t(p.width) * sizeof(float));
+    memcpy(given + p.beside, states + size_t(t) * stride, size_t(p.width) * sizeof(float));
   }
   return true;
 }

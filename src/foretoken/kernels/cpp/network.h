@@ -192,11 +192,13 @@ struct Network {
   Norm embedding_norm, last;
   // A layer may lack `out` (it then only writes keys and values), or the MLP
   const Layer* layer;
-  // A draft of pairs: a token's input is an embedding of `beside` numbers and a hidden state; the first layer's
-  // attention takes both, normed. 0: inputs are ids
+  // A draft of pairs: a token's input is an embedding of `beside` numbers and a hidden state. The first layer's
+  // attention takes both, normed; or, if there is a weight `pair`, the first layer takes its product of both, normed.
+  // 0: inputs are ids
   int32_t beside;
   int32_t before_last;  // 1: Pass::hidden receives states before the last norm
-  Norm beside_norm;
+  Norm beside_norm, state_norm;  // state_norm: before `pair`
+  Weight pair;
   int32_t encoder;  // 1: tokens attend to all tokens of their row, which are all in the same pass
   // A token attends only to the first blocks of BLOCK positions and the last ones, its own included; last_blocks 0: all
   int32_t first_blocks, last_blocks;
@@ -268,7 +270,7 @@ struct Verification {
   double *beta, *masses;               // [rows, G]: sum min(p, q); [rows]: of the distributions of t
 };
 
-// The inputs of a draft of pairs: token embeddings, and the target's hidden states times `join`
+// The inputs of a draft of pairs: token embeddings, and the target's hidden states, times `join` unless that is null
 struct Pairs {
   int32_t tokens, beside, width, kind;  // beside: width of an embedding; width: of a state; kind: Kind of embeddings
   const Weight* join;

@@ -88,21 +88,34 @@ static const float* given(const Running& r, int token) {
   return r.pass.given + size_t(token) * (r.net.beside + r.net.width);
 }
 
-// The inputs of the first layer of a draft of pairs: normed embedding, then normed state
-static States paired(Running& r, Team& team, int me, const Layer& layer) {
+// The inputs of a product of pairs: normed embedding, then normed state, of which token t's is x + t * stride; quantized
+// if `round`
+static States paired(Running& r, Team& team, int me, const Norm& norm, const float* x, size_t stride, bool round) {
   const int E = r.net.beside, H = r.net.width, tokens = r.pass.tokens;
   const States own = view(r.work.own[me], E + H, tokens), shared = view(r.work.shared, E + H, tokens);
+  const auto put = [](const Norm& norm, const float* x, float* y, int n) {
+    if (norm.weight)
+      normalize(norm, x, y, n);
+    else
+      memcpy(y, x, size_t(n) * sizeof(float));
+  };
   return prepared(team, me, tokens, own, shared, [&](const States& a, int t) {
     float* y = a.x + size_t(t) * a.stride;
-    normalize(r.net.beside_norm, given(r, t), y, E);
-    const float* x = r.work.x + size_t(t) * whole_vectors(H);
-    if (layer.before_attention.weight)
-      normalize(layer.before_attention, x, y + E, H);
-    else
-      memcpy(y + E, x, size_t(H) * sizeof(float));
+    put(r.net.beside_norm, given(r, t), y, E);
+    put(norm, x + t * stride, y + E, H);
     clear_behind(a, t, E + H);
-    if (rounded(layer.qkv)) round_states(a, t, 0, a.stride);
+    if (round) round_states(a, t, 0, a.stride);
   });
+}
+
+// Write the inputs of the first layer of a draft whose pairs are multiplied by a weight (MTP)
+static void embed_pairs(Running& r, Team& team, int me) {
+  const Network& net = r.net;
+  const States a = paired(r, team, me, net.state_norm, r.pass.given + net.beside, net.beside + net.width, rounded(net.pair));
+  for (int first, last; team.take(me, net.width / LANES, PANELS, &first, &last);)
+    product(net.pair, a, first, last,
+            [&](int g, int t, F y) { store(r.work.x + size_t(t) * net.width + g * LANES, y); });
+  team.meet();
 }
 
 // Write the inputs of the first layer, [tokens, width]: given states or embeddings, plus learned positions, normed
@@ -517,7 +530,7 @@ static void gate(Running& r, Team& team, int me, const Layer& layer, const State
 static bool mix_tokens(Running& r, Team& team, int me, const Layer& layer, bool first_of_pairs, States* mlp) {
   Workspace& w = r.work;
   const int tokens = r.pass.tokens;
-  const States a = first_of_pairs ? paired(r, team, me, layer)
+  const States a = first_of_pairs ? paired(r, team, me, layer.before_attention, w.x, r.net.width, rounded(layer.qkv))
                    : layer.attention_conv.taps
                        ? convolved(r, team, me, layer.attention_conv, layer.before_attention, rounded(layer.qkv))
                        : normed(r, team, me, layer.before_attention, w.x, tokens,
@@ -551,7 +564,7 @@ static void layer_of(Running& r, Team& team, int me, int number) {
   Workspace& w = r.work;
   const int tokens = r.pass.tokens;
   States mlp;
-  if (layer.qkv.panels && !mix_tokens(r, team, me, layer, number == 0 && r.net.beside, &mlp)) return;
+  if (layer.qkv.panels && !mix_tokens(r, team, me, layer, number == 0 && r.net.beside && !r.net.pair.panels, &mlp)) return;
   if (!layer.up.panels && !layer.experts.count) return;
   if (!layer.parallel) {
     const Weight& first = layer.gate.panels ? layer.gate : layer.up;
@@ -637,7 +650,10 @@ static void read_out(Running& r, Team& team, int me) {
 // A thread's part of a pass; what: a Running
 static void run(void* what, Team& team, int me) {
   Running& r = *(Running*)what;
-  embed(r, team, me);
+  if (r.net.pair.panels)
+    embed_pairs(r, team, me);
+  else
+    embed(r, team, me);
   if (r.net.inputs.width) make_inputs(r, team, me);
   for (int i = 0; i < r.net.layers; i++) {
     tap(r, team, me, i);

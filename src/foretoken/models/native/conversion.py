@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,7 +21,12 @@ from foretoken.models import store
 from foretoken.models.native import description
 from foretoken.models.native.encoder_decoder import NativeEncoderDecoder, NativeMediaDecoder
 from foretoken.models.native.media import NativeMediaModel, describe_media, import_stock_media
-from foretoken.models.native.model import NativeHiddenStateDraft, NativeModel, NativeTargetCopy
+from foretoken.models.native.model import (
+    NativeHiddenStateDraft,
+    NativeModel,
+    NativeMtpStack,
+    NativeTargetCopy,
+)
 from foretoken.models.native.passes import NativePasses
 from foretoken.models.stock.sizes import (
     get_context_limit,
@@ -47,6 +52,13 @@ if TYPE_CHECKING:
     from foretoken.models.stock.selfcheck import CheckedBackend
 
 
+class SharedHead(NamedTuple):
+    """The first `outputs` outputs of the head of `target`."""
+
+    target: NativePasses
+    outputs: int
+
+
 @dataclass(frozen=True, slots=True)
 class NativeConversion:
     """A model to pack for the native kernels, and the precision to pack it in.
@@ -54,12 +66,13 @@ class NativeConversion:
     Attributes:
         source: Files of the model; None for a model in memory, whose conversion is not stored.
         dtype: One of NATIVE_DTYPES.
-        network: Loads transformers' model.
+        network: Loads transformers' model, or an `Assistant`.
         get_extra_facts: Returns entries to store in addition to the description.
         layers: The layers that a copy of the target runs; (): all.
         taps: The layers whose hidden states the model returns, as in `NativePasses`.
         kv_dtype: Precision of keys and values, float32 or float16; "auto": float16 if the weights
             are rounded.
+        shared_head: The head of a network that has none of its own.
     """
 
     source: ConversionSource | None
@@ -69,6 +82,7 @@ class NativeConversion:
     layers: tuple[int, ...] = ()
     taps: tuple[int, ...] = ()
     kv_dtype: str = "auto"
+    shared_head: SharedHead | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in NATIVE_DTYPES:
@@ -81,7 +95,7 @@ class NativeConversion:
     def load_model(self) -> NativeModel:
         """Return the native model. Transformers' model is loaded only if no conversion of the same
         files, code and versions is stored."""
-        passes, facts = self._load_passes()
+        passes, facts = self.load_passes()
         return self._build_model(passes, facts)
 
     def load_cached_model(self) -> NativeModel | None:
@@ -97,7 +111,10 @@ class NativeConversion:
             return NativeEncoderDecoder(passes, facts)
         if facts["sees"] is not None:
             return NativeMediaModel(passes, facts, self.network, self._build_exact_model)
-        return (NativeHiddenStateDraft if passes.facts["beside"] else NativeModel)(passes, facts)
+        if not passes.facts["beside"]:
+            return NativeModel(passes, facts)
+        stack = len(passes.facts.get("stack", [])) > 1
+        return (NativeMtpStack if stack else NativeHiddenStateDraft)(passes, facts)
 
     def _build_exact_model(self, network: PreTrainedModel) -> NativeModel:
         """Return a float32 version of this model, converted in memory from a loaded transformers
@@ -108,7 +125,7 @@ class NativeConversion:
         """Return a copy of `target` that drafts over its KV cache, in this conversion's precision
         or with only `layers` of its layers. Raises RefusedError if the copy's keys and values have
         another shape than the target's."""
-        passes, facts = self._load_passes()
+        passes, facts = self.load_passes()
         layers = passes.list_layer_records(self.layers) if self.layers else passes.layers
         shape = "heads", "kv_heads", "width"
         own, targets = passes.facts["layers"], target.passes.facts["layers"]
@@ -117,6 +134,7 @@ class NativeConversion:
                 "the copy cannot draft over the target's KV cache, because its keys and values "
                 "have another shape than the target's; give draft='lookup' or a draft model"
             )
+        passes.limit_attention(target.passes, layers)
         passes.share_pages(target.passes, layers)
         return NativeTargetCopy(target, passes, facts)
 
@@ -124,12 +142,15 @@ class NativeConversion:
         """Return the native model of a block draft, of which this is the conversion."""
         from foretoken.models.native.block_model import NativeBlockModel  # late: takes seconds
 
-        return NativeBlockModel(draft, *self._load_passes())
+        return NativeBlockModel(draft, *self.load_passes())
 
-    def _load_passes(self) -> tuple[NativePasses, dict[str, Any]]:
+    def load_passes(self) -> tuple[NativePasses, dict[str, Any]]:
+        """Return the passes of the converted network, and the facts stored with it."""
         found = None
         if self.source is not None:
-            key, form = self._compute_key(self.source), f"{self.dtype} (native)"
+            key, part = self._compute_key(self.source), self.source.part
+            part += " without head" if self.shared_head else ""
+            form = f"{self.dtype} (native{part and ', ' + part})"
 
             def write(place: Path) -> dict[str, Any]:
                 return self._convert(place) | self.get_extra_facts() | {"identity": key}
@@ -144,10 +165,14 @@ class NativeConversion:
             facts = {**facts, "network": network}
             if identity := facts.get("identity"):
                 facts["identity"] = f"{identity}, keys and values in {self.kv_dtype}"
-        return NativePasses(found.folder, facts["network"], self.taps), facts
+        passes = NativePasses(found.folder, facts["network"], self.taps)
+        if self.shared_head is not None:
+            passes.share_head(*self.shared_head)
+        return passes, facts
 
     def _compute_key(self, source: ConversionSource) -> str:
-        return store.compute_key(source, CONVERSION_FORMAT, "native", self.dtype)
+        head = ["without head"] if self.shared_head else []
+        return store.compute_key(source, CONVERSION_FORMAT, "native", self.dtype, *head)
 
     def _convert_temporarily(self) -> tuple[NativePasses, dict[str, Any]]:
         """Convert into a temporary folder, removed when the passes are garbage-collected."""

@@ -34,6 +34,7 @@ from foretoken.models.native.network import (
     LayerInputs,
     Linear,
     Norm,
+    PairInputs,
     RecurrentMixer,
     Rope,
 )
@@ -220,7 +221,7 @@ def _write_network(
     """Write the weights of a decoder or an encoder; return its description, in which "ropes" is
     still empty. shared: The result of `_write_embeddings` for another network with equal
     embeddings; None: write the embeddings."""
-    head, pairs = decoder.head and writer.append_weight([decoder.head], 8), decoder.pairs
+    head = decoder.head and writer.append_weight([decoder.head], 8)
     embeddings, factor = shared or (None, 1.0)
     if not shared and (vectors := _get_vectors(decoder)):
         embeddings, factor = _write_embeddings(*vectors, decoder.head, writer, head)
@@ -228,7 +229,7 @@ def _write_network(
     for layer in list_recurrent_layers(layers):
         layer["recurrence"]["at"] = end
         end += count_state_numbers(layer)
-    return {
+    facts = {
         "halved": int(writer.bits is not None),
         "width": decoder.width,
         "vocabulary": 0 if decoder.head is None else len(decoder.head.weight),
@@ -244,16 +245,27 @@ def _write_network(
         "ropes": [],
         "layers": layers,
         "row_numbers": end,
-        "beside": 0 if pairs is None else pairs.width,
-        "before_last": int(pairs is not None and pairs.before_last),
-        "beside_norm": pairs and writer.append_norm(pairs.norm),
-        "join": pairs and writer.append_weight([pairs.join]),
+        "beside": 0,
         "encoder": 0,
         "inputs": decoder.inputs and _write_layer_inputs(decoder.inputs, writer),
         "biases": [
             {"at": writer.append(table), "shape": list(table.shape)}
             for table in decoder.distance_biases
         ],
+    }
+    pairs = [_write_pair_inputs(each, writer) for each in decoder.pairs]
+    return facts | (pairs[0] | {"stack": pairs} if pairs else {})
+
+
+def _write_pair_inputs(pairs: PairInputs, writer: WeightFile) -> dict[str, Any]:
+    return {
+        "beside": pairs.width,
+        "before_last": int(pairs.before_last),
+        "beside_norm": writer.append_norm(pairs.norm),
+        "last": writer.append_norm(pairs.last),
+        "join": pairs.join and writer.append_weight([pairs.join]),
+        "state_norm": writer.append_norm(pairs.state_norm),
+        "pair": pairs.product and writer.append_weight([pairs.product]),
     }
 
 
@@ -472,7 +484,8 @@ def get_kv_shape(layer: dict[str, Any]) -> tuple[int, int]:
 
 def compute_layout(facts: dict[str, Any]) -> tuple[PageLayout, list[LayerOffsets]]:
     """Return the page layout of a network's keys and values, and each layer's offsets in a page.
-    The offsets of cross-attention are placeholders, which `NativePasses.open_cross_kv` replaces.
+    The offsets of cross-attention and of an assistant are placeholders, which
+    `NativePasses.open_cross_kv` and `NativePasses.read_pages` replace.
 
     A layer of an encoder needs its keys and values only until the next layer begins, so layers of
     the same shape share their offsets.
@@ -481,7 +494,8 @@ def compute_layout(facts: dict[str, Any]) -> tuple[PageLayout, list[LayerOffsets
     for layer in facts["layers"]:
         shape = get_kv_shape(layer)
         if layer["borrowed"]:
-            indices.append(indices[layer["lender"]])
+            lender = layer["lender"]  # or, in an assistant, the target's layer
+            indices.append(indices[lender] if lender < len(indices) else 0)
             continue
         uncached = layer["source"] or not layer["kv_heads"]
         if not uncached and not (facts["encoder"] and shape in shapes):

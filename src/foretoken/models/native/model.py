@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from ctypes import pointer
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,13 @@ from foretoken.models.base import (
 from foretoken.models.hidden_states import HiddenStates, HiddenStateStore
 from foretoken.models.native.linear import NativeLinear
 from foretoken.models.native.pages import PAGE_POSITIONS, PagedSequence, PagePool
-from foretoken.models.native.passes import EMBEDDING_KINDS, DraftChain, NativePasses, SequencePart
+from foretoken.models.native.passes import (
+    EMBEDDING_KINDS,
+    DraftChain,
+    NativePasses,
+    PassResult,
+    SequencePart,
+)
 from foretoken.models.native.recurrent_states import RecurrentStates
 from foretoken.models.prefix_cache import PrefixCache, count_shared_tokens
 from foretoken.models.rewindable_states import MAX_REWIND_TOKENS
@@ -269,16 +276,9 @@ class NativeModel(Model):
         """Return logits as `score` does, but computed by the network of `passes` over this model's
         pages. The first past[b] tokens of sequence b are cached. Does not change the sequences'
         lengths."""
-        B, most, own = len(blocks), max(need, default=0), passes is self.passes
-        parts = [
-            SequencePart(self.seqs[b], past[b], block, need[b], b * most)
-            for b, block in enumerate(blocks)
-            if block
-        ]
-        made = passes.run(parts, B, most, return_tapped=own and self._count_shareable is not None)
-        if min(need, default=0) < most:
-            for b, count in enumerate(need):
-                made.logits[b, count:] = made.hidden[b, count:] = 0
+        B, own = len(blocks), passes is self.passes
+        tapped = own and self._count_shareable is not None
+        made = self._run_passes(passes, past, blocks, need, return_tapped=tapped)
         if own:
             self._hidden = made.hidden
             if made.tapped_states is not None:
@@ -287,6 +287,30 @@ class NativeModel(Model):
                     past, [made.tapped_states] if B == 1 else list(made.tapped_states.split(counts))
                 )
         return made.logits
+
+    def _run_passes(
+        self,
+        passes: NativePasses,
+        past: list[int],
+        blocks: list[list[int]],
+        need: list[int],
+        *,
+        return_tapped: bool,
+    ) -> PassResult:
+        """Return the results of `passes` over this model's pages, with zeros in the logits and
+        hidden states that no sequence needs. Arguments as in `score_with` and `NativePasses.run`.
+        """
+        most = max(need, default=0)
+        parts = [
+            SequencePart(self.seqs[b], past[b], block, need[b], b * most)
+            for b, block in enumerate(blocks)
+            if block
+        ]
+        made = passes.run(parts, len(blocks), most, return_tapped=return_tapped)
+        if min(need, default=0) < most:
+            for b, count in enumerate(need):
+                made.logits[b, count:] = made.hidden[b, count:] = 0
+        return made
 
     def chain(
         self,
@@ -466,31 +490,78 @@ class NativeTargetCopy(Model):
 
 
 class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
-    """A draft model whose inputs are pairs of a token embedding and a hidden state (EAGLE-3). Call
-    `set_next_pairs` before each `score`, and `set_draft_pairs` before each `chain`."""
+    """A draft model whose inputs are pairs of a token embedding and a hidden state (EAGLE-3, MTP).
+    Call `set_next_pairs` before each `score`, and `set_draft_pairs` before each `chain`."""
 
     def __init__(self, passes: NativePasses, facts: dict[str, Any]) -> None:
         super().__init__(passes, facts)
-        self._join = NativeLinear(passes.facts["join"], passes.memory, passes.width)
+        join = passes.facts["join"]
+        self._join = join and NativeLinear(join, passes.memory, passes.width)
         self._instructions = choose_instruction_set().encode()
 
     def project_states(self, states: Tensor) -> Tensor:
         """Return the target's hidden states at the taps, `[N, W]`, projected to the draft model's
         width, `[N, H]`. Raises MemoryError."""
-        return self._join(states)
+        return states.float() if self._join is None else self._join(states)
 
     def set_draft_pairs(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
         n, E, H = len(tokens), embeddings.shape[1], self.passes.width
-        own = states.float().contiguous()
-        given, joined = torch.empty(n, E + H), torch.empty(n, self._join.record.outputs)
-        record = PairsRecord(n, E, H, EMBEDDING_KINDS[embeddings.dtype], pointer(self._join.record))
+        own, given = states.float().contiguous(), torch.empty(n, E + H)
+        record = PairsRecord(n, E, H, EMBEDDING_KINDS[embeddings.dtype])
+        if self._join is not None:
+            joined = torch.empty(n, self._join.record.outputs)
+            record.join, record.joined = pointer(self._join.record), joined.data_ptr()
         ids = np.array(tokens, np.int64)
         record.ids, record.embeddings = ids.ctypes.data, embeddings.data_ptr()
-        record.states, record.joined = own.data_ptr(), joined.data_ptr()
-        record.given = given.data_ptr()
+        record.states, record.given = own.data_ptr(), given.data_ptr()
         if not load_library().foretoken_join(self._instructions, record):
             raise MemoryError("not enough memory to project the target's hidden states")
         self.passes.input_states = given
 
     def set_next_pairs(self, pairs: Tensor, counts: list[int]) -> None:
         self.passes.input_states = pairs.float().contiguous()
+
+
+class NativeMtpStack(NativeHiddenStateDraft):
+    """A stack of MTP layers. Each layer has passes of its own over the common pages, in which all
+    layers have the same positions."""
+
+    capabilities = replace(NativeModel.capabilities, taps=False, chain=False)
+
+    def __init__(self, passes: NativePasses, facts: dict[str, Any]) -> None:
+        super().__init__(passes, facts)
+        self._stack = passes.split_stack()
+        self.num_layers = len(self._stack)
+        self._layers = range(self.num_layers)
+        self._pairs: Tensor | None = None
+
+    def set_next_layers(self, layers: range) -> None:
+        self._layers = layers
+
+    def set_next_pairs(self, pairs: Tensor, counts: list[int]) -> None:
+        self._pairs = pairs.float()
+
+    def score_with(
+        self, passes: NativePasses, past: list[int], blocks: list[list[int]], need: list[int]
+    ) -> Tensor:
+        H, layers = self.passes.width, self._layers
+        pairs, self._pairs = self._pairs, None
+        if pairs is None:  # only the time is measured, or a cached prefix was dropped
+            layers = range(self.num_layers)
+            pairs = torch.zeros(sum(map(len, blocks)), (1 + self.num_layers) * H)
+        *embeddings, states = pairs.split(H, -1)
+        made: PassResult | None = None
+        for k, embedded in zip(layers, embeddings, strict=True):
+            self._stack[k].input_states = torch.cat([embedded, states], -1)
+            final = k == layers[-1]
+            made = self._run_passes(
+                self._stack[k],
+                past,
+                blocks,
+                need if final else [0 for _ in need],
+                return_tapped=not final,
+            )
+            states = states if made.tapped_states is None else made.tapped_states
+        assert made is not None
+        self._hidden = made.hidden
+        return made.logits

@@ -296,7 +296,8 @@ class Decoder:
     logit_cap: float = 0.0  # tanh softcap of logits; 0: none
     scale: float = 1.0  # factor of the logits, before they are capped
     ropes: list[Rope] = field(default_factory=list)
-    pairs: PairInputs | None = None
+    # if the inputs are pairs; for a stack of MTP layers, the inputs of each layer
+    pairs: list[PairInputs] = field(default_factory=list)
     # embeddings of all ids `[V, width]`, and the weight that they are computed from; None if the
     # inputs are pairs
     embeddings: Tensor | None = None
@@ -309,10 +310,16 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class PairInputs:
-    """Settings of a draft model whose inputs are pairs (EAGLE-3): a normed token embedding,
-    concatenated with a hidden state."""
+    """Weights for the inputs of a draft model, which are pairs of a token embedding and a hidden
+    state, and its last norm."""
 
     width: int  # of an embedding
-    norm: Norm  # of embeddings
-    join: Linear  # projects the target's hidden states at the taps to the draft model's width
-    before_last: bool  # whether the draft model's next input is its state before its last norm
+    norm: Norm | None  # of embeddings
+    last: Norm | None  # before the head, in place of `Decoder.norm`
+    before_last: bool = False  # whether the next input is the state before that norm
+    # projects the target's hidden states at the taps to the draft model's width (EAGLE-3); None:
+    # they have that width already
+    join: Linear | None = None
+    state_norm: Norm | None = None  # of hidden states, before `product`
+    # makes the first layer's input from both (MTP); None: the first layer's attention takes both
+    product: Linear | None = None

@@ -11,13 +11,14 @@ import inspect
 import sys
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
+from transformers.modeling_layers import MtpLayer
 from transformers.pytorch_utils import Conv1D
 
 from foretoken.errors import RefusedError
@@ -50,6 +51,7 @@ from foretoken.models.native.recurrences import (
     scale_mixer,
 )
 from foretoken.models.quantized_blocks import Floats
+from foretoken.models.stock.assistant import SLIDING_ATTENTION, Assistant
 from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork
 from foretoken.models.stock.sizes import get_context_limit
 from foretoken.models.stock.taps import get_decoder_layers
@@ -120,11 +122,11 @@ class NetworkReader:
     """Makes a `Decoder` from a transformers network, and records which of its weights it has
     used."""
 
-    def __init__(self, network: PreTrainedModel) -> None:
-        self.network = network
+    def __init__(self, network: PreTrainedModel | Assistant) -> None:
+        self.network: Any = network
         self.config: Any = network.config.get_text_config(decoder=True)
-        pairs = isinstance(network, PairsNetwork)
-        self.base: Any = network if pairs else network.get_decoder()
+        whole = isinstance(network, PairsNetwork | Assistant)
+        self.base: Any = network if whole else network.get_decoder()
         self.positions: Linear | None = None
         self.read_weights: set[int] = set()  # ids of tensors
         self.ropes: list[Rope] = []
@@ -135,6 +137,8 @@ class NetworkReader:
         """Return the decoder. Raises RefusedError for a network that the kernels do not support."""
         if isinstance(self.network, PairsNetwork):
             made = self._read_pairs(self.network)
+        elif isinstance(self.network, Assistant):
+            made = self._read_assistant(self.network)
         else:
             made = self._read_token_decoder()
         self._require_all_read()
@@ -155,18 +159,20 @@ class NetworkReader:
         return {*map(id, every)} - {*map(id, own)}
 
     def _read_pairs(self, network: PairsNetwork) -> Decoder:
-        """Return the decoder of an EAGLE-3 draft."""
+        """Return the decoder of an EAGLE-3 draft, or of layers for multi-token prediction (MTP)."""
+        width, hidden = network.width, self.config.hidden_size
+        aligned = width % LANES == hidden % LANES == 0
+        self.require(aligned, f"widths {width} and {hidden}, not multiples of {LANES}")
+        if isinstance(network.first, MtpLayer):
+            return self._read_mtp(network)
         first, head, join = network.first, network.head, network.join
         own = isinstance(head, NormedHead)
         norm: Any = head.norm if own else network.norm
         known = isinstance(first, EagleLayer) and norm is not None and join is not None
-        self.require(known, "pairs of another kind than EAGLE-3's")
+        self.require(known, "pairs of another kind than EAGLE-3's or MTP's")
         assert isinstance(first, EagleLayer)
         assert join is not None
         self.require(not len(join.norms), "hidden states normed before their projection")
-        width, hidden = network.width, self.config.hidden_size
-        aligned = width % LANES == hidden % LANES == 0
-        self.require(aligned, f"widths {width} and {hidden}, not multiples of {LANES}")
         full = {*network.layer_types} == {"full_attention"}
         self.require(full, "a draft with sliding windows")
         state = self.read_norm(first.hidden_norm)
@@ -180,16 +186,80 @@ class NetworkReader:
         return Decoder(
             hidden,
             [layer, *(self._read_layer(each, 0) for each in network.more)],
+            embedding_norm=state if first.norm_before_residual else None,
+            head=self.read_linear(head.linear if own else head),
+            ropes=self.ropes,
+            pairs=[
+                PairInputs(
+                    width,
+                    self.read_norm(first.input_layernorm),
+                    self.read_norm(norm),
+                    own,
+                    self.read_linear(join.fc),
+                )
+            ],
+        )
+
+    def _read_mtp(self, network: PairsNetwork) -> Decoder:
+        """Return the decoder of one MTP layer, or of a stack of them, each with inputs of its
+        own."""
+        layers: list[Any] = [network.first, *network.more]
+        swapped = getattr(self.config, "mtp_hidden_states_first", False)
+        self.require(not swapped, "pairs that begin with the hidden state")
+        self.layers = [each.mtp_block for each in layers]
+        kinds = network.layer_types
+        known = {*kinds} <= {"full_attention", SLIDING_ATTENTION}
+        self.require(known, f"layers of kind {', '.join({*kinds})}")
+        windows = [kind == SLIDING_ATTENTION and self.config.sliding_window for kind in kinds]
+        return Decoder(
+            self.config.hidden_size,
+            [self._read_layer(x, int(n)) for x, n in zip(self.layers, windows, strict=True)],
+            head=network.head and self.read_linear(network.head),
+            ropes=self.ropes,
+            pairs=[
+                PairInputs(
+                    network.width,
+                    self.read_norm(each.enorm),
+                    each.post_norm and self.read_norm(each.post_norm),
+                    state_norm=self.read_norm(each.hnorm),
+                    product=self.read_linear(each.eh_proj),
+                )
+                for each in layers
+            ],
+        )
+
+    def _read_assistant(self, network: Assistant) -> Decoder:
+        """Return the decoder of an assistant of Gemma 4, whose layers use the target's keys and
+        values. An output layer with centroids stays on torch."""
+        hidden, inputs = self.config.hidden_size, network.pre_projection.in_features
+        aligned = hidden % LANES == inputs % LANES == 0 and inputs > hidden
+        self.require(aligned, f"widths {hidden} and {inputs}, not multiples of {LANES}")
+        self.layers = list(cast(Any, network.model["layers"]))
+        window = network.sliding_window
+        windows = [window * (kind == SLIDING_ATTENTION) for kind in network.layer_types]
+        head = None
+        if network.masked_embedding is None:
+            head = self.read_linear(network.lm_head)
+        else:
+            parts = network.lm_head, network.masked_embedding
+            self.read_weights |= {
+                id(x) for part in parts for x in part.state_dict(keep_vars=True).values()
+            }
+        # the kernels' inputs are an embedding and a state of the network's width; as neither is
+        # normed, they may as well divide the assistant's inputs elsewhere
+        pairs = PairInputs(
+            inputs - hidden,
             None,
-            state if first.norm_before_residual else None,
-            self.read_norm(norm),
-            self.read_linear(head.linear if own else head),
-            0.0,
-            1.0,
-            self.ropes,
-            PairInputs(
-                width, self.read_norm(first.input_layernorm), self.read_linear(join.fc), own
-            ),
+            self.read_norm(network.model["norm"]),
+            join=self.read_linear(network.post_projection),
+            product=self.read_linear(network.pre_projection),
+        )
+        return Decoder(
+            hidden,
+            [self._read_layer(x, n) for x, n in zip(self.layers, windows, strict=True)],
+            head=head,
+            ropes=self.ropes,
+            pairs=[pairs],
         )
 
     def _read_token_decoder(self) -> Decoder:
@@ -230,8 +300,10 @@ class NetworkReader:
 
     def _find_kv_source_layer(self, number: int) -> int | None:
         """Return the index of the earlier layer whose keys and values layer `number` uses (Gemma
-        4); None if layer `number` computes its own."""
+        4), or, in an assistant, of the target's layer; None if layer `number` computes its own."""
         part: Any = getattr(self.layers[number], "self_attn", None)
+        if isinstance(self.network, Assistant):
+            return self.network.kv_source_layers[part.layer_type]
         if not getattr(part, "is_kv_shared_layer", False):
             return None
         for i in reversed(range(number)):

@@ -19,6 +19,7 @@ from foretoken.kernels.tokens import count_threads
 from foretoken.models.base import ChainedTokens, TokenChoice
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.native import description
+from foretoken.models.native.packing import LANES
 from foretoken.models.native.pages import PAGE_POSITIONS, PagedSequence
 from foretoken.models.native.position_tables import DistanceBiases, RotaryTable
 from foretoken.models.native.recurrent_states import RecurrentStates, StateLayout
@@ -147,6 +148,7 @@ class NativePasses:
         # the layers to run, as indices of layers in the page layout
         self.layers = list(range(len(facts["layers"])))
         self.layout, self.layer_offsets = description.compute_layout(facts)
+        self.writes_pages = True
         # None: no layer is recurrent
         self.states = StateLayout(facts) if facts["row_numbers"] else None
         # entries in the description's "layers" for each layer of the model: two in an
@@ -252,37 +254,38 @@ class NativePasses:
         return NativePasses(self.folder, self.facts["context_kv"])
 
     def share_pages(self, target: NativePasses, layers: list[int]) -> None:
-        """From now on, run only the layers `layers`, over the pages of `target`, and attend only to
-        the first and the last blocks of positions (StreamingLLM, arXiv 2309.17453), so that a
-        forward pass takes no more time at a longer context. Raises RefusedError if one of these
-        layers uses the keys and values of a layer that is left out."""
+        """From now on, run only the layers `layers`, over the pages of `target`. Raises
+        RefusedError if one of these layers uses the keys and values of a layer that is left out."""
         lenders = {self.facts["layers"][i]["lender"] for i in layers} - {None, *layers}
         if lenders:
             raise RefusedError(
                 f"the copy leaves out layer {min(lenders)}, but has a layer that uses the keys and "
                 f"values of layer {min(lenders)}; include layer {min(lenders)}"
             )
-        weight_bytes = self.bytes[1] * len(layers) / len(self.facts["layers"])
         self.facts = {
             **self.facts,
             "layers": [self.facts["layers"][i] for i in layers],
             "halved": target.facts["halved"],
         }
-        if kv_bytes := self._count_kv_bytes():
-            blocks = MAX_LAST_BLOCKS_SHARE * weight_bytes / (kv_bytes * ATTENTION_BLOCK_POSITIONS)
-            self.facts["first_blocks"] = NUM_SINK_BLOCKS
-            self.facts["last_blocks"] = max(MIN_LAST_BLOCKS, int(blocks))
         self.layers, self.layout = layers, target.layout
         self.layer_offsets = [target.layer_offsets[i] for i in layers]
         self._opened = None
 
-    def _count_kv_bytes(self) -> int:
-        """Return the bytes of a position's keys and values that a forward pass loads at any later
-        position: those of all layers with attention that have no window of their own."""
-        layers = (x for x in self.facts["layers"] if not x["source"] and not x["window"])
-        shapes = map(description.get_kv_shape, layers)
+    def limit_attention(self, target: NativePasses, layers: list[int]) -> None:
+        """From now on, attend only to the first and the last blocks of positions (StreamingLLM,
+        arXiv 2309.17453), so that a forward pass of the layers `layers` over the pages of `target`
+        takes no more time at a longer context."""
+        used = [self.facts["layers"][i] for i in layers]
+        # the keys and values of a position that are loaded at any later position
+        shapes = [description.get_kv_shape(x) for x in used if not x["source"] and not x["window"]]
         numbers = sum(2 * heads * width for heads, width in shapes)
-        return numbers * (2 if self.facts["halved"] else 4)
+        if not numbers:
+            return
+        block_bytes = numbers * (2 if target.facts["halved"] else 4) * ATTENTION_BLOCK_POSITIONS
+        weight_bytes = self.bytes[1] * len(layers) / len(self.facts["layers"])
+        last_blocks = max(MIN_LAST_BLOCKS, int(MAX_LAST_BLOCKS_SHARE * weight_bytes / block_bytes))
+        limits = {"first_blocks": NUM_SINK_BLOCKS, "last_blocks": last_blocks}
+        self.facts, self._opened = {**self.facts, **limits}, None
 
     @property
     def max_attended_tokens(self) -> int | None:
@@ -290,6 +293,36 @@ class NativePasses:
         if "last_blocks" not in self.facts:
             return None
         return (self.facts["first_blocks"] + self.facts["last_blocks"]) * ATTENTION_BLOCK_POSITIONS
+
+    def share_head(self, target: NativePasses, outputs: int) -> None:
+        """From now on, use the first `outputs` outputs of the target's head as the head."""
+        start = target.memory.ctypes.data - self.memory.ctypes.data
+        head = dict(target.facts["head"])
+        head |= {"panels": head["panels"] + start, "bias": None}
+        head["outputs"] = self.columns = outputs + -outputs % LANES
+        self.facts = {**self.facts, "head": head}
+        self.vocab_size, self._head_memory = outputs, target.memory
+        self._opened = None
+
+    def read_pages(self, target: NativePasses) -> None:
+        """From now on, run over the pages of `target`, whose layers have the keys and values that
+        this network's layers use. A token attends only to earlier positions."""
+        self.facts = {**self.facts, "halved": target.facts["halved"]}
+        self.layout, self.writes_pages = target.layout, False
+        lenders = [layer["lender"] for layer in self.facts["layers"]]
+        self.layer_offsets = [target.layer_offsets[i] for i in lenders]
+        self._opened = None
+
+    def split_stack(self) -> list[NativePasses]:
+        """Return the passes of each layer of a stack of MTP layers, over the pages of all
+        layers."""
+        made: list[NativePasses] = []
+        for k, pair_inputs in enumerate(self.facts["stack"]):
+            made.append(NativePasses(self.folder, self.facts | pair_inputs, (FINAL_TAP,)))
+            # a shared head is relative to this memory
+            made[k].memory, made[k].vocab_size = self.memory, self.vocab_size
+            made[k].share_pages(self, [k])
+        return made
 
     def run(
         self,
@@ -334,7 +367,7 @@ class NativePasses:
             return self._views[num_rows, max_need]
         count = num_rows * max_need
         with torch.inference_mode(False):
-            if count * self.columns > self._buffers[0].numel():
+            if count * self.width > self._buffers[1].numel():
                 room = count + count // 2
                 self._views.clear()
                 self._buffers = torch.empty(room * self.columns), torch.empty(room * self.width)
@@ -351,7 +384,8 @@ class NativePasses:
         self.reserve_positions(max(part.past + len(part.tokens) for part in parts))
         for b, (seq, past, tokens, wanted, first) in enumerate(parts):
             count = len(tokens)
-            seq.reserve(past, past + count)
+            if self.writes_pages:
+                seq.reserve(past, past + count)
             self._pages[b] = seq.table
             if seq.states is not None:
                 self._states[b] = seq.states.address
@@ -384,7 +418,7 @@ class NativePasses:
         record.taps = None if taps is None else taps.ctypes.data
         record.logits, record.hidden = (each.data_ptr() for each in self._buffers)
         input_states, embedded_prompt = self.input_states, self.embedded_prompt
-        record.ends = record.added = None
+        record.ends, record.added = None if self.writes_pages else at.ctypes.data, None
         if embedded_prompt is not None:  # the pass computes only this prompt's tokens
             self._set_prompt_inputs(embedded_prompt, n, long=parts[0].seq.long)
         record.given = None if input_states is None else input_states.data_ptr()

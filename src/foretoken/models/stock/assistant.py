@@ -18,7 +18,7 @@ from transformers.models.gemma4.modeling_gemma4 import (
     Gemma4TextRotaryEmbedding,
 )
 
-from foretoken.errors import RefusedError
+from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Model
 from foretoken.models.stock.attention import stacked_attention
 from foretoken.transfer import send
@@ -40,6 +40,9 @@ class SharedKVConfig:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._config, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedKVConfig:
+        return self  # it never changes
 
 
 class AssistantLayerInputs(NamedTuple):
@@ -69,12 +72,15 @@ class CentroidHead(nn.Module):
 
 class Assistant(nn.Module):
     """The network of an assistant. Its modules have the same names as in the assistant's files.
-    `config`: transformers' config. Raises RefusedError if the installed transformers cannot build
-    the layers."""
+    `config`: transformers' config. `kv_source_layers`: by layer type, the target's layer whose keys
+    and values are used. Raises RefusedError if the installed transformers cannot build the
+    layers."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, kv_source_layers: dict[str, int]) -> None:
         super().__init__()
-        text: Any = SharedKVConfig(config.get_text_config())
+        self.config = config.get_text_config()
+        text: Any = SharedKVConfig(self.config)
+        self.kv_source_layers = kv_source_layers
         H, V, width = text.hidden_size, text.vocab_size, config.backbone_hidden_size
         self.layer_types, self.sliding_window = list(text.layer_types), int(text.sliding_window)
         layers = [Gemma4TextDecoderLayer(text, j) for j in range(text.num_hidden_layers)]
@@ -134,7 +140,13 @@ class StockAssistant:
         self._layer_inputs: dict[str, AssistantLayerInputs] = {}
 
     def with_target(self, target: Model) -> StockAssistant:
-        """Return an assistant with the same network for another target."""
+        """Return an assistant with the same network for another target. Raises InputError if that
+        target does not share its keys and values."""
+        if not target.capabilities.shared_kv:
+            raise InputError(
+                "the target does not share the keys and values that the draft needs; give a target "
+                "that does"
+            )
         return StockAssistant(self.network, target)
 
     @torch.inference_mode()

@@ -38,7 +38,9 @@ def build_assistant(
     assistant_config, sizes = _parse_config(_to_dict(config))
     _require_target(sizes, target)
     with torch.device("meta"):
-        network = Assistant(assistant_config)
+        network = Assistant(
+            assistant_config, find_last_kv_layers(target.get_text_config(decoder=True))
+        )
     if HEAD_KEY not in tensors and EMBEDDING_KEY in tensors:
         tensors = {**tensors, HEAD_KEY: tensors[EMBEDDING_KEY]}
     network.load_state_dict(_select_tensors(network, tensors, dtype), assign=True)

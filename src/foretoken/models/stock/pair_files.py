@@ -423,6 +423,11 @@ def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor
         raise RefusedError(
             f"{name} has no layer for multi-token prediction; give another draft than 'mtp'"
         )
+    if "mtp_block.enorm.weight" in named:
+        raise RefusedError(
+            f"{name} has layers for multi-token prediction in the layout of MiMo-V2 "
+            "(mtp.layers.0.enorm), which is not supported; give another draft than 'mtp'"
+        )
     count = _count_mtp_layers(name, text, names)
     config = _build_mtp_config(text, count)
     decoder: Any = target.get_decoder()

@@ -85,7 +85,8 @@ class PairsNetwork(PreTrainedModel):
 
     first: The first layer (EagleLayer or transformers' MtpLayer), over embeddings and states.
     more: Further layers of the draft model's family.
-    head: The output layer. Its input is also used as the hidden states of the next draft step.
+    head: The output layer. Its input is also used as the hidden states of the next draft step. A
+        copy for the native decoder may have none.
     join: The projection of the target's hidden states at the taps; None: there is only one tap.
     norm: A norm before `head`; None: there is none.
     """

@@ -542,6 +542,10 @@ def test_layers_for_multi_token_prediction_that_do_not_fit_are_refused() -> None
     ):
         with pytest.raises(RefusedError, match=says):
             mtp_draft(network, tensors)
+    alone = filed(mtp_layer(network), "7")  # as MiMo-V2 has them: each layer with its projection
+    mimo = {k.replace("model.layers.7", "model.mtp.layers.0"): x for k, x in alone.items()}
+    with pytest.raises(RefusedError, match="layout of MiMo-V2 .*; give another draft"):
+        mtp_draft(network, mimo)
     network, named, _ = stack("Glm4MoeForCausalLM", 2)
     count = network.config.num_hidden_layers
     own = f"layers.{count}."
