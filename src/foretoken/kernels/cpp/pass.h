@@ -112,9 +112,9 @@ static States paired(Running& r, Team& team, int me, const Norm& norm, const flo
 static void embed_pairs(Running& r, Team& team, int me) {
   const Network& net = r.net;
   const States a = paired(r, team, me, net.state_norm, r.pass.given + net.beside, net.beside + net.width, rounded(net.pair));
-  for (int first, last; team.take(me, net.width / LANES, PANELS, &first, &last);)
-    product(net.pair, a, first, last,
-            [&](int g, int t, F y) { store(r.work.x + size_t(t) * net.width + g * LANES, y); });
+  const int stride = whole_vectors(net.width);
+  for (int first, last; team.take(me, stride / LANES, PANELS, &first, &last);)
+    product(net.pair, a, first, last, [&](int g, int t, F y) { store(r.work.x + size_t(t) * stride + g * LANES, y); });
   team.meet();
 }
 
@@ -530,7 +530,7 @@ static void gate(Running& r, Team& team, int me, const Layer& layer, const State
 static bool mix_tokens(Running& r, Team& team, int me, const Layer& layer, bool first_of_pairs, States* mlp) {
   Workspace& w = r.work;
   const int tokens = r.pass.tokens;
-  const States a = first_of_pairs ? paired(r, team, me, layer.before_attention, w.x, r.net.width, rounded(layer.qkv))
+  const States a = first_of_pairs ? paired(r, team, me, layer.before_attention, w.x, whole_vectors(r.net.width), rounded(layer.qkv))
                    : layer.attention_conv.taps
                        ? convolved(r, team, me, layer.attention_conv, layer.before_attention, rounded(layer.qkv))
                        : normed(r, team, me, layer.before_attention, w.x, tokens,
