@@ -82,5 +82,5 @@ def test_it_is_loaded_beside_a_target_on_graphs(
 
     network = eagle_file(320, TAPS).read(target).network
     monkeypatch.setattr(GraphPass, "__call__", fails)
-    with pytest.raises(RefusedError, match="cannot be recorded as a graph: RuntimeError$"):
+    with pytest.raises(RefusedError, match="cannot be recorded as a CUDA graph: RuntimeError$"):
         rehearse(GraphPairModel(network))
