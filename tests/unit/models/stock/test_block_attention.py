@@ -15,6 +15,7 @@ from torch import Tensor
 
 import pairs
 import tiny_families
+from foretoken import LMDrafter, Speculator
 from foretoken.models.graphs import GraphModel, RecordingGuard, rehearse
 from foretoken.models.stock import compiled
 from foretoken.models.stock.block_attention import VisibleBlocks, find_visible_blocks
@@ -177,3 +178,18 @@ def test_layers_compile_with_a_mask_if_blocks_fail(
     assert "attention reads all slots" in caplog.text
     assert runner.runtime == "compiled" and runner.layers is not None
     assert not runner.layers.by_blocks and not runner.layers.refusal
+
+
+@pytest.mark.prove
+def test_greedy_texts() -> None:
+    """Of a target and of a draft whose tokens are one recording."""
+    model = pairs.target("Llama")
+    target, draft = (
+        GraphModel(each, compiled=True, by_blocks=True) for each in (model, pairs.relative(model))
+    )
+    pair = Speculator(target, LMDrafter(draft))
+    texts = pair.generate(pairs.PROMPTS, max_new_tokens=24, gamma=3)
+    for text, prompt in zip(texts, pairs.PROMPTS, strict=True):
+        pairs.assert_greedy(text, model, prompt, 24)
+    for each in (target, draft):
+        assert each.layers is not None and each.layers.by_blocks and not each.layers.refusal
