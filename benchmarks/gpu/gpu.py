@@ -75,7 +75,9 @@ def bandwidth(size: int = 2**30) -> float:
     return size / seconds(numbers.sum)
 
 
-def random_network(params: str, vocab: int, dtype: torch.dtype, name: str = "llama") -> Any:
+def random_network(
+    params: str, vocab: int, dtype: torch.dtype, name: str = "llama", context: int = 4096
+) -> Any:
     """Made on the GPU, of about so many parameters; its text means nothing."""
     family = FAMILIES[name]
     width, layers = shape(family, count(params), vocab)
@@ -83,7 +85,7 @@ def random_network(params: str, vocab: int, dtype: torch.dtype, name: str = "lla
     torch.set_default_dtype(dtype)
     try:
         with torch.device(DEVICE):
-            model = family.model(family.config(width, layers, vocab, 4096))
+            model = family.model(family.config(width, layers, vocab, context))
     finally:
         torch.set_default_dtype(torch.float32)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0

@@ -1,12 +1,15 @@
 """Milliseconds of a forward on a GPU against the floor of reading its weights once.
 
-Random Llamas of any size, n new tokens behind a context, in four ways: eager over the ragged
-cache, as a recorded graph, as one whose layers torch compiles first, and transformers' own model
-compiled by torch over its static cache. "first" are the seconds of the first pass of each n.
+Random Llamas of any size, n new tokens behind a context, in five ways: eager over the ragged
+cache, as a recorded graph, as one whose layers torch compiles first, as one whose compiled
+attention reads only the blocks that each sequence has, and transformers' own model compiled by
+torch over its static cache (in a batch, with the longest context for all). "first" are the seconds
+of the first pass of each n.
 
     python benchmarks/gpu/passes.py             # 60M to 8B
     python benchmarks/gpu/passes.py --sizes 6M --vocab 8192  # 6M do not hold more tokens
     python benchmarks/gpu/passes.py --sizes 6M 1B --ways eager graphs
+    python benchmarks/gpu/passes.py --sizes 1B --context 16384 512 512 512 --ways compiled blocks
 """
 
 from __future__ import annotations
@@ -35,14 +38,15 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--vocab", type=int, default=32000)
-    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--context", type=int, nargs="+", default=[256], help="of each sequence")
     arguments = parser.parse_args()
     gpu.need()
     speed = gpu.bandwidth()
     table = Table("model", "way", *(f"n={n}" for n in NEW), "floor", "n=1 over floor", "first")
     rows: list[dict[str, Any]] = []
     for size in arguments.sizes:
-        model = gpu.random_network(size, arguments.vocab, getattr(torch, arguments.dtype))
+        dtype, room = getattr(torch, arguments.dtype), max(arguments.context) + 64
+        model = gpu.random_network(size, arguments.vocab, dtype, context=max(4096, room))
         floor = gpu.weight_bytes(model) / speed
         for way in arguments.ways:
             times = {n: _timed(way, model, n, arguments.context) for n in NEW}
@@ -61,7 +65,7 @@ def main() -> None:
 
 
 @torch.inference_mode()
-def _timed(way: str, model: Any, n: int, context: int) -> tuple[float, float]:
+def _timed(way: str, model: Any, n: int, context: list[int]) -> tuple[float, float]:
     """Seconds of the first pass, and of a later one."""
     run, start = WAYS[way](model, n, context), perf_counter()
     run()
@@ -70,13 +74,14 @@ def _timed(way: str, model: Any, n: int, context: int) -> tuple[float, float]:
 
 
 def _over(kind: Callable[[Any], CausalModel | GraphModel]) -> Callable[..., Callable[[], object]]:
-    def ready(model: Any, n: int, context: int) -> Callable[[], object]:
-        runner, block = kind(model), torch.ones(1, n, dtype=torch.long, device=gpu.DEVICE)
-        runner.start([[1] * context])
+    def ready(model: Any, n: int, context: list[int]) -> Callable[[], object]:
+        size = len(context)
+        runner, block = kind(model), torch.ones(size, n, dtype=torch.long, device=gpu.DEVICE)
+        runner.start([[1] * length for length in context])
 
         def run() -> object:
-            logits = runner.score(block, [n])
-            runner.set_lengths([context])
+            logits = runner.score(block, [n] * size)
+            runner.set_lengths(context)
             return logits
 
         return run
@@ -84,13 +89,14 @@ def _over(kind: Callable[[Any], CausalModel | GraphModel]) -> Callable[..., Call
     return ready
 
 
-def _static(model: Any, n: int, context: int) -> Callable[[], object]:
+def _static(model: Any, n: int, contexts: list[int]) -> Callable[[], object]:
+    context, size = max(contexts), len(contexts)
     torch.compiler.reset()
     cache = StaticCache(config=model.config, max_cache_len=context + 64)
     forward = torch.compile(model.forward, mode="reduce-overhead", fullgraph=True)
-    prompt = torch.ones(1, context, dtype=torch.long, device=gpu.DEVICE)
+    prompt = torch.ones(size, context, dtype=torch.long, device=gpu.DEVICE)
     model(input_ids=prompt, past_key_values=cache)
-    block = torch.ones(1, n, dtype=torch.long, device=gpu.DEVICE)
+    block = torch.ones(size, n, dtype=torch.long, device=gpu.DEVICE)
     places = torch.arange(context, context + n, device=gpu.DEVICE)[None]
 
     def run() -> object:
@@ -105,6 +111,7 @@ WAYS = {
     "eager": _over(CausalModel),
     "graphs": _over(GraphModel),
     "compiled": _over(partial(GraphModel, compiled=True)),
+    "blocks": _over(partial(GraphModel, compiled=True, by_blocks=True)),
     "static": _static,
 }
 

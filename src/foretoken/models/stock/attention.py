@@ -39,6 +39,7 @@ from transformers.utils import output_capturing
 
 from foretoken.errors import RefusedError
 from foretoken.models.row_slots import LONG_ROW_OFFSET, PREFILL_CHUNK_TOKENS
+from foretoken.models.stock.block_attention import VisibleBlocks, compute_block_attention
 from foretoken.models.stock.cache import RaggedCache, has_own_attention
 from foretoken.models.stock.positions import (
     FORWARD_CONTEXT,
@@ -190,13 +191,16 @@ def ragged_sdpa(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Any,  # Tensor, None, or VisibleBlocks in compiled layers
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Compute the attention of the stock model, with T5's relative bias for each sequence's own
     positions. Keys that several query heads share are not copied."""
     scale = kwargs.get("scaling")
+    if isinstance(attention_mask, VisibleBlocks):
+        states = compute_block_attention(query, key, value, attention_mask, scale, position_bias)
+        return states, None
     # a layer is compiled without the rest of the model; its keys come from the cache
     if torch.compiler.is_compiling():
         if position_bias is not None or not can_stack_queries(query, attention_mask):
@@ -276,10 +280,21 @@ def stacked_attention(
     return states.reshape(b, heads, q, -1).transpose(1, 2).contiguous()
 
 
-def ragged_eager(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+def ragged_eager(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,  # Tensor, None, or VisibleBlocks in compiled layers
+    **kwargs: Any,
+) -> tuple[Tensor, Any]:
     """Run the eager attention function of the family's Python module. This function applies the
     family's softcap, sinks and the like."""
-    return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
+    if isinstance(attention_mask, VisibleBlocks):
+        options = map(kwargs.get, ("scaling", "position_bias", "softcap", "s_aux"))
+        return compute_block_attention(query, key, value, attention_mask, *options), None
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    return eager(module, query, key, value, attention_mask, **kwargs)
 
 
 AttentionInterface.register("ragged_sdpa", ragged_sdpa)

@@ -21,6 +21,11 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from foretoken.errors import log_error_kind, to_one_line
+from foretoken.models.stock.block_attention import (
+    MAX_MASK_ENTRIES,
+    VisibleBlocks,
+    find_visible_blocks,
+)
 from foretoken.models.stock.cache import KeysValues, RaggedCache
 
 COMPILE_BACKEND = "inductor"
@@ -47,10 +52,18 @@ class LayerCache:
 
 
 class CompiledLayers:
-    """The decoder layers of the twin `model` over `cache`, compiled within `activate`."""
+    """The decoder layers of the twin `model` over `cache`, compiled within `activate`. by_blocks:
+    attention reads only the blocks that a sequence has; layers are then compiled for each batch
+    size."""
 
-    def __init__(self, model: PreTrainedModel, cache: RaggedCache) -> None:
+    def __init__(self, model: PreTrainedModel, cache: RaggedCache, by_blocks: bool = False) -> None:
         self.cache, self.active, self.refusal = cache, False, "it has no layers of a known kind"
+        self.by_blocks = by_blocks
+        # results of `find_visible_blocks` in this forward pass, by id of the mask
+        self.blocks_by_mask: dict[int, tuple[Tensor, VisibleBlocks]] = {}
+        # whether these families take softcaps and sinks next to a mask that only hides keys
+        parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+        self.hides_only = all(part._supports_flex_attn for part in parts)
         self.compiled: Any = torch.compile(
             _run_layer, dynamic=True, fullgraph=True, backend=COMPILE_BACKEND
         )
@@ -75,6 +88,7 @@ class CompiledLayers:
             yield
         finally:
             self.active = False
+            self.blocks_by_mask.clear()
 
     def _run(
         self, forward: Callable[..., Any], part: nn.Module, index: int, *args: Any, **kwargs: Any
@@ -84,20 +98,40 @@ class CompiledLayers:
         cache = self.cache
         cache_names = [name for name, value in kwargs.items() if value is cache]
         others = {name: value for name, value in kwargs.items() if name not in cache_names}
+        inputs = args
+        if self.by_blocks:
+            inputs = tuple(self._replace_mask("", value) for value in args)
+            others = {name: self._replace_mask(name, value) for name, value in others.items()}
         k, v = (x[: len(cache.row)] for x in cache.layers[index].arrays)
         cache_arguments = (k, v), cache.row, cache.positions, cache.end
         try:
             with (
-                limits.patch(recompile_limit=MAX_RECOMPILES),
+                # flex_attention takes a softcap only as a constant
+                limits.patch(recompile_limit=MAX_RECOMPILES, specialize_float=self.by_blocks),
                 SHAPE_CONFIG.patch(use_duck_shape=False),
             ):
-                return self.compiled(forward, part, cache_arguments, cache_names, args, others)
+                return self.compiled(forward, part, cache_arguments, cache_names, inputs, others)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # torch raises many kinds, also if there is no compiler
             cause = getattr(error, "inner_exception", error)
+            if self.by_blocks:
+                self.by_blocks = False
+                log.warning("attention reads all slots: %s", to_one_line(cause))
+                return self._run(forward, part, index, *args, **kwargs)
             self.refuse(f"{log_error_kind(cause)}: {to_one_line(cause)}")
             return forward(part, *args, **kwargs)
+
+    def _replace_mask(self, name: str, mask: Any) -> Any:
+        """Return the visible blocks of a mask; other arguments of a layer are returned as is."""
+        shape = len(self.cache.row), 1, self.cache.width, self.cache.end
+        if not isinstance(mask, Tensor) or mask.shape != shape or mask.numel() > MAX_MASK_ENTRIES:
+            return mask
+        if mask.dtype != torch.bool and not (self.hides_only and name == "attention_mask"):
+            return mask
+        if id(mask) not in self.blocks_by_mask:
+            self.blocks_by_mask[id(mask)] = mask, find_visible_blocks(mask)
+        return self.blocks_by_mask[id(mask)][1]
 
 
 def _run_layer(
