@@ -1,5 +1,5 @@
-"""Progress of slow work: a line with the elapsed seconds on a terminal, or one log line after a
-second without a terminal."""
+"""Progress of slow work: on a terminal, a line with the elapsed seconds; elsewhere, one log line
+when the work has taken a second."""
 
 from __future__ import annotations
 

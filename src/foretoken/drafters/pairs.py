@@ -122,8 +122,8 @@ class PairsDrafter(Drafter):
             )
 
     def with_target(self, target: Model) -> PairsDrafter:
-        """Return a drafter without sequences, with the same decoder, for another target with the
-        same taps. Raises InputError if the taps differ."""
+        """Return a drafter without sequences, with the same decoder, for another target that
+        returns the hidden states of the same layers (`taps`). Raises InputError if they differ."""
         if target.taps != self.target.taps:
             raise InputError(
                 "the target does not expose the hidden states that the draft needs; give a target "

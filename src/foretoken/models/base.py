@@ -277,8 +277,9 @@ class Model(Scorer):
 
     def find_media_problem(self, media: Media) -> str | None:
         """Return why the model cannot encode these media; None if it can. To find out, the model
-        encodes the first media of each kind. A sequence with media must join with its whole prompt;
-        for an encoder-decoder, the media take the place of its source."""
+        encodes the first media of each kind. A sequence with media must be added
+        with its whole prompt at once, not in pieces; for an encoder-decoder, the media take the
+        place of its source."""
         return "it reads ids only"
 
     @cached_property

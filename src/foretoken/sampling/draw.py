@@ -35,7 +35,8 @@ NoisePositions = tuple[tuple[SequenceKey, int], ...]  # key and absolute positio
 
 
 class LogitShaper(Protocol):
-    """The methods of a sequence's controls that sampling uses; `Chain` implements them."""
+    """Protocol of a sequence's controls, such as penalties, bans or a grammar: the methods that
+    sampling calls to change logits. `Chain` implements it."""
 
     V: int  # the target's vocabulary size
 

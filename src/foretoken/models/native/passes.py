@@ -446,8 +446,9 @@ class NativePasses:
         return seq.position_shift + (self.rope_tables[0].capacity if seq.long else 0)
 
     def _set_prompt_inputs(self, embedded: EmbeddedPrompt, n: int, *, long: bool) -> None:
-        """Set the positions, masks and added states of the next pass, which computes n tokens of a
-        prompt with media. long: True if the sequence has the rotary positions of long contexts."""
+        """Set the inputs of the next pass, which computes n tokens of a prompt with media: the
+        positions, the masks, and the states that are added to the outputs of layers. long: True if
+        the sequence has the rotary positions of long contexts."""
         record, turn = self._record, self._inputs["turn"]
         self.reserve_positions(int(embedded.positions.max()) + 1)
         if len(embedded.positions) == 1:

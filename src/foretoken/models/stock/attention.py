@@ -120,7 +120,7 @@ class SelectedPositions:
 
 
 class HiddenStatesRecorder:
-    """Passes all hidden states to the output layer and records them."""
+    """Lets the output layer compute logits at every position, and records its inputs."""
 
     def __init__(self) -> None:
         self.hidden = torch.empty(0)
