@@ -84,8 +84,7 @@ def test_every_entry_that_transformers_knows_is_followed_or_refused_or_documente
         "refused": {*UNFOLLOWED_ENTRIES, "cache_implementation"},
         "followed": {*FOLLOWED_ENTRIES},
         "suggested": {*NEUTRAL_SAMPLING, "do_sample"},
-        "how outputs begin and end": {*FORCED_ID_ENTRIES, "eos_token_id", "bos_token_id"}
-        | {"decoder_start_token_id"},
+        "used": {*FORCED_ID_ENTRIES, "eos_token_id", "bos_token_id"} | {"decoder_start_token_id"},
     }
     for kind, names in kinds.items():
         assert {name for name, says in listed if says.startswith(kind)} == names, kind
