@@ -10,6 +10,7 @@ A peer is another library on the same pair: a process of its own that answers in
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -65,6 +66,8 @@ SCRIPTS = {
     "openvino-genai": "peer_openvino_genai.py",
     "onnxruntime-genai": "peer_onnxruntime_genai.py",
     "llama.cpp": "peer_llama_cpp.py",
+    "llama-server": "peer_llama_server.py",
+    "vllm": "peer_vllm.py",
 }
 # Besides its own defaults, a peer is raced with a cache and a computation as precise as ours
 # ("same-precision"), and llama.cpp over blocks that it repacks for its fastest products, plainly
@@ -72,8 +75,10 @@ SCRIPTS = {
 SETTINGS = {
     "openvino-genai": ("same-precision",),
     "llama.cpp": ("same-precision", "q4_0", "lookup"),
+    "llama-server": ("lookup",),
+    "vllm": ("lookup",),
 }
-ALONE = {"onnxruntime-genai", "llama.cpp"}  # our loops there hold one text
+ALONE = {"onnxruntime-genai", "llama.cpp", "llama-server"}  # run with one text at a time
 OWN_VENV = {"transformers"}  # run in the project's own venv
 
 
@@ -84,7 +89,7 @@ class Unable(RefusedError):
 class Peer:
     """A running peer, a context manager. `about`: its version, precisions, and a note if any.
 
-    Its process is stopped while it waits, so that threads which spin for work take no processor
+    Its processes are stopped while it waits, so that threads which spin for work take no processor
     from the other contestants."""
 
     def __init__(
@@ -147,7 +152,7 @@ class Peer:
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()  # also one that is stopped
+        self._signal(signal.SIGKILL)  # also one that is stopped
         self._process.communicate()
         self._log.close()
 
@@ -159,13 +164,13 @@ class Peer:
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin and self._process.stdout
-        self._process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
         try:
             print(json.dumps(request), file=self._process.stdin, flush=True)
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
-        self._process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
         if not line:
             raise Unable(f"it ended: {self._last_error()}")
         try:
@@ -175,6 +180,11 @@ class Peer:
         if "error" in reply:
             raise Unable(str(reply["error"]))
         return reply
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and those that it started, unless it has ended."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, number)
 
     def _last_error(self) -> str:
         self._log.seek(0)
@@ -349,10 +359,11 @@ def main(
     vs: Annotated[
         list[str] | None,
         Option(
-            help="transformers, openvino-genai, onnxruntime-genai (plain only) or llama.cpp, each "
-            "with its own defaults; openvino-genai:same-precision and llama.cpp:same-precision "
-            "compute as precisely as foretoken, llama.cpp:q4_0 has its fastest blocks, "
-            "llama.cpp:lookup its own look-up beside; may be repeated."
+            help="transformers, openvino-genai, onnxruntime-genai (plain only), llama.cpp, "
+            "llama-server or vllm, each with its own defaults; openvino-genai:same-precision and "
+            "llama.cpp:same-precision compute as precisely as foretoken, llama.cpp:q4_0 has its "
+            "fastest blocks; llama.cpp:lookup, llama-server:lookup and vllm:lookup have their own "
+            "look-up; may be repeated."
         ),
     ] = None,
     target: option.Target = None,

