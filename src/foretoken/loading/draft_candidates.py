@@ -75,8 +75,12 @@ def find_target(name: str, models: Iterable[FoundModel]) -> FoundModel | None:
         if hub.is_folder(path):
             hub.require_config(path)
         found = inventory.read_model(name, path) if path.exists() else None
-    if found is not None and found.draft:
-        raise InputError(f"{name} is a draft ({found.family}), not a target; give its target")
+    if found is None:
+        kind = known_drafts.find_kind(name)
+    else:
+        kind = found.family if found.draft else None
+    if kind is not None:
+        raise InputError(f"{name} is a draft ({kind}), not a target; give its target")
     return found
 
 

@@ -180,6 +180,19 @@ def parse_kind(draft: str) -> str | None:
     return "dflash" if kind == "domino" else kind  # a DFlash with another head
 
 
+def find_kind(name: str) -> str | None:
+    """Return the kind of the draft with this name; None for the name of a model. Models for chats
+    are called assistants too, so an assistant is a draft only if it is in the table.
+
+    Examples:
+        >>> find_kind("google/gemma-4-E4B-it-assistant"), find_kind("lab/medical-assistant")
+        ('assistant', None)
+    """
+    kind = parse_kind(name)
+    is_known = any(name in drafts for drafts in KNOWN_DRAFTS.values())
+    return kind if is_known or kind != "assistant" else None
+
+
 def is_named_for(draft: str, target: str) -> bool:
     """Return whether the name of a draft consists of the target's name and of words for drafts.
 
