@@ -255,6 +255,7 @@ class Batch:
             lease.count_joining(len(group))
             _attach_media(drafter, group)
             with _refusing_media_errors(group):
+                drafter.set_output_lengths([0 if gained else len(seq.new_tokens) for seq in group])
                 drafter.start(rows, prompts, self._copy_sources(group))
             seconds, encoded = perf_counter() - start, _sum_encoder_seconds(drafter) - encoded
             for seq in group:
