@@ -109,7 +109,7 @@ def test_the_table_has_sizes_licenses_and_reasons(console: Run, requests: list[A
     lines = {line.split()[0]: line.split() for line in result.out.splitlines() if line.strip()}
     assert lines["other/mini35_eagle3"][1:] == ["eagle3", "known", "no", "apache-2.0", "0"]
     assert "peagle (not supported)" in result.out
-    assert "declared: its page on the hub names the target as its base model" in result.out
+    assert "declared: its config, or its page on the hub, names the target" in result.out
     assert "fits:" not in result.out
     (row,) = [
         each
@@ -148,6 +148,8 @@ def test_drafts_on_this_machine(tmp_path: Path, console: Run) -> None:
         *BUILT_IN,
     ]
     assert listed(console, "novels")[0] == ["novels", "model", "fits"]
+    for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "a/b:SmolLM2-135M-Instruct-Q4_K_M.gguf"):
+        assert listed(console, name)[0] == ["smollm2", "eagle3", "declared"]
     mistake(console("drafts", eagle), "is a draft (eagle3), not a target; give its target")
 
 
