@@ -21,6 +21,7 @@ import pairs
 from foretoken import Engine, Speculator
 from foretoken.drafters.mtp_stacks import MtpStackDrafter
 from foretoken.drafters.pairs import PairsDrafter
+from foretoken.engine.engine import Event
 from foretoken.kernels import library
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.native import passes
@@ -190,6 +191,28 @@ def test_an_aborted_request_changes_no_other(kind: str) -> None:
         ended = [e for _ in range(40) for e in engine.step() if e.completion is not None]
     assert len(ended) >= 2
     require_true(notes, law(network, draft), 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["layer", "stack"])
+def test_a_sequence_that_joins_again_drafts_at_once(kind: str) -> None:
+    """The pages of its whole text are there, from the sequence that was the same before."""
+    drafter = on_native(*drafts_of("Glm4MoeForCausalLM")[kind])
+    spec = Speculator(drafter.target, drafter)
+    options: dict[str, Any] = {**HOT, "max_new_tokens": 40}
+    drafted: list[list[int]] = []
+    with Engine(spec, prefix_cache=True) as engine:
+        for preempted in (False, True):
+            engine.add(PROMPTS[0], **options)
+            engine.add(PROMPTS[1], **options)
+            events: list[Event] = []
+            while engine.running or engine.waiting:
+                events += engine.step()
+                if preempted and engine.stats().preempted < 4 and engine.running == 2:
+                    spec.core.preempt()
+            done = [event.completion for event in events if event.completion is not None]
+            assert engine.stats().preempted == 4 * preempted
+            drafted.append(sorted([step.drafted for step in each.steps] for each in done))
+    assert drafted[0] == drafted[1] and min(map(sum, drafted[0])) > 20
 
 
 def test_draft_tokens_of_one_call_are_those_of_a_call_for_each() -> None:
