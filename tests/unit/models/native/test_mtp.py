@@ -199,7 +199,7 @@ def test_a_sequence_that_joins_again_drafts_at_once(kind: str) -> None:
     drafter = on_native(*drafts_of("Glm4MoeForCausalLM")[kind])
     spec = Speculator(drafter.target, drafter)
     options: dict[str, Any] = {**HOT, "max_new_tokens": 40}
-    drafted: list[list[int]] = []
+    drafted: list[list[list[int]]] = []
     with Engine(spec, prefix_cache=True) as engine:
         for preempted in (False, True):
             engine.add(PROMPTS[0], **options)
@@ -212,7 +212,7 @@ def test_a_sequence_that_joins_again_drafts_at_once(kind: str) -> None:
             done = [event.completion for event in events if event.completion is not None]
             assert engine.stats().preempted == 4 * preempted
             drafted.append(sorted([step.drafted for step in each.steps] for each in done))
-    assert drafted[0] == drafted[1] and min(map(sum, drafted[0])) > 20
+    assert drafted[0] == drafted[1] and min(sum(each) for each in drafted[0]) > 20
 
 
 def test_draft_tokens_of_one_call_are_those_of_a_call_for_each() -> None:
