@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -18,6 +18,15 @@ from huggingface_hub import constants
 from foretoken.loading import named_models
 
 COMMIT = "0" * 40
+
+
+class Answer(NamedTuple):
+    """An unusual answer of the hub, after some seconds."""
+
+    status: int = 200
+    code: str | None = None
+    data: bytes = b"{}"
+    seconds: float = 0
 
 
 def empty_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -54,11 +63,15 @@ def entry(
 
 @contextmanager
 def serve_hub(
-    models: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    models: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    unusual: dict[str, Answer] | None = None,
 ) -> Iterator[list[tuple[str, dict[str, list[str]]]]]:
     """Serve these models; huggingface_hub uses this hub meanwhile. Yields the requests so far, each
-    as its path and its query."""
+    as its path and its query. `unusual`: the answers to some paths."""
     requests: list[tuple[str, dict[str, list[str]]]] = []
+
+    over = threading.Event()
 
     def select(query: dict[str, list[str]]) -> list[dict[str, Any]]:
         words = " ".join(query.get("search", ())).lower().split()
@@ -81,6 +94,9 @@ def serve_hub(
             url = urlsplit(self.path)
             query = parse_qs(url.query)
             requests.append((url.path, query))
+            if unusual and (answer := unusual.get(url.path)) is not None:
+                over.wait(answer.seconds)
+                return self._send(answer.data, answer.status, answer.code)
             if url.path == "/api/models":
                 return self._answer(select(query))
             name = url.path.removeprefix("/api/models/").removeprefix("/")
@@ -97,8 +113,10 @@ def serve_hub(
         do_HEAD = do_GET
 
         def _answer(self, content: object, code: str | None = None) -> None:
-            data = json.dumps(content).encode()
-            self.send_response(404 if code else 200)
+            self._send(json.dumps(content).encode(), 404 if code else 200, code)
+
+        def _send(self, data: bytes, status: int, code: str | None) -> None:
+            self.send_response(status)
             if code:
                 self.send_header("X-Error-Code", code)
             self.send_header("Content-Type", "application/json; charset=utf-8")
@@ -106,7 +124,7 @@ def serve_hub(
             self.send_header("ETag", f'"{hash(data) % 2**32:032x}"')
             self.send_header("X-Repo-Commit", COMMIT)
             self.end_headers()
-            if self.command == "GET":
+            if self.command == "GET" and not over.is_set():
                 self.wfile.write(data)
 
         def log_message(self, format: str, *args: object) -> None:
@@ -120,5 +138,6 @@ def serve_hub(
     template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     yield requests
+    over.set()
     server.shutdown()
     server.server_close()

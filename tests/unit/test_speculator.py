@@ -16,6 +16,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
+from foretoken.engine.engine import Engine
 from foretoken.errors import ForetokenError, InputError
 from foretoken.generation_config import EndTokens
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
@@ -309,6 +310,20 @@ def test_costs_that_a_run_contradicts_are_measured_again_later(tmp_path, monkeyp
         stored_costs.load_costs(name).costs.step_seconds(0) < 60
         and stored_costs.load_costs(name).off is None
     )
+
+
+def test_costs_of_one_sequence_are_the_same_for_all_sizes_of_batches():
+    """Only greedy costs are known for the larger size; a deterministic request does not see it."""
+    dear = replace(CHEAP, draft=((0, 0.0), (16, 8.0)))
+    gammas = []
+    for rows in (1, 16):
+        spec = Speculator(TableModel(P, V), LMDrafter(TableModel(P, V), V))
+        spec.costing.measured |= {("greedy", 1): dear, ("greedy", 16): dear, ("sampled", 1): CHEAP}
+        with Engine(spec, rows) as engine:
+            engine.add([1, 2], temperature=1.0, max_new_tokens=40, deterministic=True)
+            (found,) = [e.completion for _ in range(40) for e in engine.step() if e.completion]
+        gammas.append([step.gamma for step in found.steps])
+    assert gammas[0] == gammas[1] and max(gammas[0]) > 2
 
 
 def test_automatic_gamma_asks_for_more_of_a_draft_that_is_right():

@@ -24,7 +24,8 @@ def open_console(stream: TextIO | None = None) -> Console:
     """Return a console on `stream`, by default standard output. The console is as wide as the
     terminal or the environment variable COLUMNS; without either, lines are not wrapped."""
     file = stream or sys.stdout
-    console = Console(file=file, highlight=False)
+    # brackets and colons in names and paths are neither markup nor emoji
+    console = Console(file=file, highlight=False, markup=False, emoji=False)
     sized = file.isatty() or "COLUMNS" in os.environ
     console.width = max(MIN_COLUMNS, console.width) if sized else UNLIMITED_COLUMNS
     return console

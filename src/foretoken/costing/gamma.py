@@ -235,7 +235,8 @@ class AdaptiveGamma:
     def _make_history(self, seq: SequenceState) -> AcceptanceHistory:
         expected = seq.output_predictor
         alternatives = tuple(single.prior for _, single in self.alternatives)
-        priors = enumerate(alternatives or self.priors or (self.costs.prior,))
+        single_costs = self.single_costs or self.costs
+        priors = enumerate(alternatives or self.priors or (single_costs.prior,))
         return AcceptanceHistory(
             [AcceptanceEstimate(prior, grade) for grade, prior in priors],
             None if expected is None else PredictionHistory(expected),

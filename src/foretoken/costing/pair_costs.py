@@ -50,7 +50,9 @@ class PairCosts:
     measured: dict[tuple[str, int], Costs] = field(default_factory=dict[tuple[str, int], Costs])
     # of each drafter of a `DrafterChoice`, with the target
     alternatives: list[PairCosts] = field(default_factory=list["PairCosts"], init=False)
-    _policies: dict[int, AdaptiveGamma] = field(default_factory=dict[int, AdaptiveGamma])
+    _policies: dict[tuple[int, int], AdaptiveGamma] = field(
+        default_factory=dict[tuple[int, int], AdaptiveGamma]
+    )
     _monitors: dict[str, DriftMonitor] = field(default_factory=dict[str, DriftMonitor])
 
     def __post_init__(self) -> None:
@@ -101,20 +103,24 @@ class PairCosts:
         """Return the costs for batch size 1 and for batch sizes up to `batch_size`, without
         measuring; None if there are none. Costs of this process are preferred to costs on disk;
         within each group, costs for the same kind of sampling (greedy or sampled) are preferred.
-        For several drafters, return the costs of the first, if all have costs."""
+        So the costs for batch size 1 do not depend on `batch_size`. For several drafters, return
+        the costs of the first, if all have costs."""
         if self.alternatives:
             every = [each.find_nearest(params, batch_size) for each in self.alternatives]
             return None if None in every else every[0]
-        batch_size = self._round_batch_size(batch_size)
+        single = self._find_nearest_kind(params, 1)
+        shared = self._find_nearest_kind(params, self._round_batch_size(batch_size))
+        return None if single is None or shared is None else (single, shared)
+
+    def _find_nearest_kind(self, params: SamplingParams, batch_size: int) -> Costs | None:
         kinds = sorted(
             costs.SAMPLING_KINDS, key=lambda kind: kind != costs.classify_sampling(params)
         )
         for find in (self._find_measured, self._find_stored):
             for kind in kinds:
-                single, shared = find(kind, 1), find(kind, batch_size)
-                if single is not None and shared is not None:
-                    self.measured |= {(kind, 1): single, (kind, batch_size): shared}
-                    return single, shared
+                if (found := find(kind, batch_size)) is not None:
+                    self.measured[kind, batch_size] = found
+                    return found
         return None
 
     def ensure_costs(self, params: list[SamplingParams], batch_size: int) -> None:
@@ -203,7 +209,7 @@ class PairCosts:
             self.target.count_padded_positions,
             alternatives,
         )
-        return self._policies.setdefault(id(shared), policy)
+        return self._policies.setdefault((id(single), id(shared)), policy)
 
     def adopt_measured(self, measured: Mapping[tuple[str, int], Costs]) -> None:
         """Add the `measured` costs of another process with the same models."""

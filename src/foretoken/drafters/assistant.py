@@ -95,7 +95,7 @@ class AssistantDrafter(Drafter):
         return AssistantDrafter(target, self.network.with_target(target), self.embedding)
 
     def count_cached_tokens(self, tokens: list[int]) -> int:
-        return len(tokens)  # it needs one hidden state only, from the target's next forward pass
+        return max(0, len(tokens) - 1)  # it needs the last hidden state
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None

@@ -128,6 +128,17 @@ class Drafter(Component):
     def reads_states(self) -> bool:
         return type(self).count_cached_tokens is not Drafter.count_cached_tokens
 
+    def set_output_lengths(self, lengths: list[int]) -> None:
+        """Set how many of the last tokens given to the next `start` are output: those of sequences
+        that join again after a preemption. For drafters that treat prompts and outputs differently.
+
+        Args:
+            lengths: The number of output tokens of each sequence.
+        """
+        for part in self.holds:
+            if isinstance(part, Drafter):
+                part.set_output_lengths(lengths)
+
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
@@ -135,7 +146,8 @@ class Drafter(Component):
 
         Args:
             rows: The sequences' indices in the batch.
-            prompts: The prompt of each sequence, as token ids.
+            prompts: The prompt of each sequence, as token ids; its prompt and its output if it
+                joins again.
             sources: The encoder input of each sequence, as token ids, for an encoder-decoder
                 target; else None.
         """

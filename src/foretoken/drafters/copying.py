@@ -22,11 +22,21 @@ class CopyDrafter(Drafter):
 
     def __init__(self) -> None:
         self.copies: list[_CopiedSequence] = []
+        self._output_lengths: list[int] = []  # of the sequences that start next; empty: no output
+
+    def set_output_lengths(self, lengths: list[int]) -> None:
+        self._output_lengths = lengths
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        self.copies += [_CopiedSequence(ids) for ids in sources or prompts]
+        lengths = self._output_lengths or [0] * len(prompts)
+        self._output_lengths = []
+        for b, (prompt, n) in enumerate(zip(prompts, lengths, strict=True)):
+            start = len(prompt) - n
+            copy = _CopiedSequence(sources[b] if sources else prompt[:start])
+            copy.append(prompt[start:])
+            self.copies.append(copy)
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         return pack([copy.propose(g) for copy, g in zip(self.copies, gamma, strict=True)])

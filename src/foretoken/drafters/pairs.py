@@ -139,7 +139,8 @@ class PairsDrafter(Drafter):
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        num_cached = list(map(self.count_cached_tokens, prompts))
+        # at least one pair is computed again: its logits make the first draft token
+        num_cached = [self.count_cached_tokens(prompt[:-1]) for prompt in prompts]
         seqs = [PairSequence(list(ids), n) for ids, n in zip(prompts, num_cached, strict=True)]
         layers = self.decoder.num_layers
         self.decoder.start([make_pair_ids(seq.tokens, 0, seq.num_fed, layers) for seq in seqs])

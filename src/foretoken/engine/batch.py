@@ -47,7 +47,7 @@ class Batch:
         ]
         # the target, if it encodes positions differently in sequences longer than `context`
         self._switching_target = target if target.max_context != target.context else None
-        self._drafter_reads_target = any(part.reads_target for part in list_parts(drafter))
+        self.drafter_reads_target = any(part.reads_target for part in list_parts(drafter))
         self._lease: Lease | None = None  # held while there are sequences
         self._num_stepped = 0  # rows 0.._num_stepped - 1 have stepped since they joined
 
@@ -101,7 +101,7 @@ class Batch:
                 self.seqs = [*self.seqs, *group]
                 _mark_in_batch(group, True)
             seconds = perf_counter() - start
-            if not defer_drafter or self._drafter_reads_target or any(seq.records for seq in seqs):
+            if not defer_drafter or self.drafter_reads_target or any(seq.records for seq in seqs):
                 self.join_drafter()
                 self._join_drafter(self.seqs[self._lease.num_drafted :], [])
         for seq in seqs:
@@ -255,6 +255,7 @@ class Batch:
             lease.count_joining(len(group))
             _attach_media(drafter, group)
             with _refusing_media_errors(group):
+                drafter.set_output_lengths([0 if gained else len(seq.new_tokens) for seq in group])
                 drafter.start(rows, prompts, self._copy_sources(group))
             seconds, encoded = perf_counter() - start, _sum_encoder_seconds(drafter) - encoded
             for seq in group:
@@ -313,6 +314,8 @@ class Batch:
         self.target.score(blocks, [0] * len(blocks))
         for seq, block in zip(self.seqs, blocks, strict=True):
             seq.num_pending -= len(block)
+        if self.drafter_reads_target and self._lease and self._lease.drafter:
+            self._lease.drafter.commit([[] for _ in self.seqs])  # it takes the hidden states
 
     @torch.inference_mode()
     def _compute_prompt_logprobs(self, selected: list[bool]) -> None:

@@ -89,6 +89,13 @@ class Scheduler:
         self.batch.join_drafter()
         seqs = self.suspects = list(self.batch.seqs)
         num_scheduled = self.prefill_budget.schedule_tokens(seqs, already)
+        if self.batch.drafter_reads_target:
+            # a sequence that joins again leaves its last token to a step of its own, because to
+            # draft then needs the hidden states of the tokens before
+            pairs = zip(seqs, num_scheduled, strict=True)
+            num_scheduled = [
+                min(n, max(1, seq.num_pending - 1)) if seq.records else n for seq, n in pairs
+            ]
         return ScheduledStep(
             seqs,
             num_scheduled,

@@ -20,7 +20,7 @@ OTHER_KINDS = ("mtp", MODEL_KIND, "lookup", "self")  # in this order, after publ
 # Reasons for which a draft is in the list, and their meanings; the best reason comes first
 REASONS = {
     "known": f"in foretoken's table of published drafts ({known_drafts.KNOWN_DRAFTS_DATE})",
-    "declared": "its page on the hub names the target as its base model",
+    "declared": "its config, or its page on the hub, names the target",
     "named": "named after the target",
     "fits": "the sizes in its config match the target",
     "smaller": "a smaller model of the target's family with as many tokens",
@@ -75,8 +75,12 @@ def find_target(name: str, models: Iterable[FoundModel]) -> FoundModel | None:
         if hub.is_folder(path):
             hub.require_config(path)
         found = inventory.read_model(name, path) if path.exists() else None
-    if found is not None and found.draft:
-        raise InputError(f"{name} is a draft ({found.family}), not a target; give its target")
+    if found is None:
+        kind = known_drafts.find_kind(name)
+    else:
+        kind = found.family if found.draft else None
+    if kind is not None:
+        raise InputError(f"{name} is a draft ({kind}), not a target; give its target")
     return found
 
 
@@ -135,13 +139,15 @@ def _judge_local(model: FoundModel, name: str, target: FoundModel | None) -> Dra
     """Return a model on this machine as a draft for the target; None if it does not fit."""
     if model is target or model.name == name:
         return None
+    is_declared = model.draft and known_drafts.is_declared_for(model.path, name)
     is_named = model.draft and known_drafts.is_named_for(model.name, name)
-    if not is_named if target is None else not model.can_draft_for(target):
+    why = "declared" if is_declared else "named" if is_named else "fits"
+    if why == "fits" if target is None else not model.can_draft_for(target):
         return None
     return DraftCandidate(
         model.name.removesuffix(" (draft)"),
         model.family if model.draft else MODEL_KIND,
-        "named" if is_named else "fits",
+        why,
         local=True,
         size=model.size,
     )

@@ -16,7 +16,7 @@ from typing import Any
 from foretoken.errors import InputError, format_value, to_one_line
 from foretoken.loading import named_models
 
-HUB_ID = re.compile(r"(?=.{1,96}$)[\w.-]+(/[\w.-]+)?")
+HUB_ID = re.compile(r"(?=.{1,96}$)\w[\w.-]*(/\w[\w.-]*)?")  # ./NAME is a path
 GGUF_MAGIC = b"GGUF"
 GGUF_PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")  # "1 of 1" is a complete file
 HUB_TIMEOUT_SECONDS = 5.0  # for the hub's first answer
@@ -215,10 +215,15 @@ def describe_hub_error(error: Exception) -> str:
     errors = import_hub().errors
     if isinstance(error, errors.OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE prevents access to the hub"
-    response = getattr(error, "response", None)
-    is_missing = isinstance(error, errors.RepositoryNotFoundError)
-    if is_missing or getattr(response, "status_code", None) == 404:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    is_gated = isinstance(error, errors.GatedRepoError)  # a kind of RepositoryNotFoundError
+    is_missing = isinstance(error, errors.RepositoryNotFoundError) and not is_gated
+    if is_missing or status == 404:
         return NO_SUCH_MODEL
+    if status is not None:
+        return f"the hub answered with status {status}"
+    if isinstance(error, ValueError | TypeError | AttributeError | KeyError):
+        return "the hub's answer cannot be read"
     return f"the hub cannot be reached ({to_one_line(error)})"
 
 

@@ -35,7 +35,7 @@ NUM_THREADS = 8
 MODEL_SIZE = re.compile(r"[-_]E?\d+(?:\.\d+)?[BM](?![a-z])", re.IGNORECASE)  # "-8B", "_135M"
 BASE_MODEL_TAG = re.compile(r"base_model:(?:\w+:)?(.+)")
 QUANTIZED_TAG, LICENSE_TAG = "base_model:quantized:", "license:"
-REMEDY = "leave out --online, or check the network, HF_ENDPOINT and HF_HUB_OFFLINE"
+REMEDY = "leave out --online, or check the network, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE"
 
 
 def search_hub(target: str) -> list[DraftCandidate]:
@@ -64,7 +64,11 @@ def search_hub(target: str) -> list[DraftCandidate]:
     try:
         api = hub.import_hub().HfApi()
         info = api.model_info(name, expand=PROPERTIES, timeout=hub.HUB_TIMEOUT_SECONDS)
+        if (kind := _find_kind(info)) is not None:
+            raise InputError(f"{name} is a draft ({kind}), not a target; give its target")
         return _search(api, info)
+    except InputError:
+        raise
     except Exception as error:  # network errors are of many types
         why = hub.describe_hub_error(error)
         remedy = hub.NAME_REMEDY if why == hub.NO_SUCH_MODEL else REMEDY
@@ -94,7 +98,17 @@ def _search(api: Any, target: ModelInfo) -> list[DraftCandidate]:
 
 
 def _list_models(api: Any, query: dict[str, Any]) -> list[ModelInfo]:
-    return list(api.list_models(**query, expand=PROPERTIES, sort="downloads", limit=MAX_ANSWERS))
+    """Return the models that the hub lists for a query, as `HfApi.list_models`, which would wait
+    without limit for the answer."""
+    library = hub.import_hub()
+    answer = library.get_session().get(
+        f"{api.endpoint}/api/models",
+        params={**query, "expand": PROPERTIES, "sort": "downloads", "limit": MAX_ANSWERS},
+        headers=library.utils.build_hf_headers(),
+        timeout=hub.HUB_TIMEOUT_SECONDS,
+    )
+    library.hf_raise_for_status(answer)
+    return [library.ModelInfo(**each) for each in answer.json()]
 
 
 def _find_model(api: Any, name: str) -> ModelInfo | None:

@@ -8,9 +8,9 @@ model pages of Gemma 4. Only drafts of kinds that foretoken loads are in the tab
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
-from foretoken.loading import hub
+from foretoken.loading import hub, named_models, published_drafts
 from foretoken.loading.published_drafts import SUPPORTED_KINDS
 
 KNOWN_DRAFTS_DATE = "2026-11-30"  # the day on which the pages were read
@@ -139,21 +139,24 @@ QUANTIZED_SUFFIX = re.compile(
 
 
 def list_known_drafts(target: str) -> list[str]:
-    """Return the hub ids of the published drafts for a target, the most promising first: those in
-    the hub's cache, then those in the table. Drafts in the cache are found by their names.
+    """Return the names of the published drafts for a target, the most promising first: the draft
+    that ships, those in the hub's cache, then those in the table. Drafts in the cache are found by
+    their names.
 
     Args:
         target: A folder, a GGUF file or a hub id. Only its name matters.
 
     Returns:
-        The hub ids; [] if no draft is known.
+        Values for `--draft`; [] if no draft is known.
 
     Examples:
         >>> list_known_drafts("Qwen/Qwen3-1.7B-GGUF")
         ['AngelSlim/Qwen3-1.7B_eagle3']
     """
     known, cached = list_table_drafts(target), hub.list_cached_ids()
-    first = [each for each in known if each in cached]
+    shipped = named_models.get_asset("smollm2-draft")
+    first = [named_models.SMOLLM2] if is_declared_for(shipped, target) else []
+    first += [each for each in known if each in cached]
     first += [
         each
         for each in cached
@@ -180,6 +183,19 @@ def parse_kind(draft: str) -> str | None:
     return "dflash" if kind == "domino" else kind  # a DFlash with another head
 
 
+def find_kind(name: str) -> str | None:
+    """Return the kind of the draft with this name; None for the name of a model. Models for chats
+    are called assistants too, so an assistant is a draft only if it is in the table.
+
+    Examples:
+        >>> find_kind("google/gemma-4-E4B-it-assistant"), find_kind("lab/medical-assistant")
+        ('assistant', None)
+    """
+    kind = parse_kind(name)
+    is_known = any(name in drafts for drafts in KNOWN_DRAFTS.values())
+    return kind if is_known or kind != "assistant" else None
+
+
 def is_named_for(draft: str, target: str) -> bool:
     """Return whether the name of a draft consists of the target's name and of words for drafts.
 
@@ -192,6 +208,13 @@ def is_named_for(draft: str, target: str) -> bool:
     words = split_name(draft)
     shared_words = [each for each in words if not DRAFT_WORDS.fullmatch(each)]
     return shared_words != words and shared_words == split_target_name(target)
+
+
+def is_declared_for(folder: Path, target: str) -> bool:
+    """Return whether the config in a draft's folder names the target."""
+    config = published_drafts.read_config(folder / "config.json")
+    declared = published_drafts.get_target_name(config)
+    return declared is not None and split_target_name(declared) == split_target_name(target)
 
 
 def split_target_name(target: str) -> list[str]:

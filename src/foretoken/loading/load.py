@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -131,7 +132,7 @@ def _log_known_draft(target: str) -> None:
             "a draft for %s is known: --draft %s; foretoken drafts %s lists more",
             get_base_name(target),
             known[0],
-            target,
+            shlex.quote(target),
         )
 
 

@@ -46,9 +46,7 @@ class PublishedDraft:
     @property
     def description(self) -> str:
         """The kind of draft and its target, for messages."""
-        named = self.config.get("speculators_config")
-        named = named.get("verifier") if isinstance(named, dict) else None
-        named = named.get("name_or_path") if isinstance(named, dict) else None
+        named = get_target_name(self.config)
         target = format_value(named) if named else "the model that it was trained with"
         return (
             f"is a draft of kind {self.kind} for {target}; it runs only with its target: give it "
@@ -130,6 +128,17 @@ def _fetch(name: str, revision: str | None) -> Path:
         raise InputError(
             f"{name} cannot be downloaded from the hub: {to_one_line(error)}"
         ) from None
+
+
+def get_target_name(config: dict[str, Any]) -> str | None:
+    """Return the name of the target that a draft's config in speculators' layout states; None if it
+    states none."""
+    for key in ("speculators_config", "verifier"):
+        config = config.get(key) or {}
+        if not isinstance(config, dict):
+            return None
+    name = config.get("name_or_path")
+    return name if isinstance(name, str) else None
 
 
 def get_draft_kind(config: dict[str, Any]) -> str | None:

@@ -70,10 +70,9 @@ def write_atomically(
 def read_text(file: Path, expected: str) -> str:
     """Return a file's content as UTF-8 text. If the file cannot be read, raises InputError, which
     names the `expected` content."""
-    if not file.exists():
-        raise InputError(
-            f"{file} cannot be read: there is no such file; give a file with {expected}"
-        )
+    if not file.exists() or file.is_dir():
+        why = "it is a folder" if file.is_dir() else "there is no such file"
+        raise InputError(f"{file} cannot be read: {why}; give a file with {expected}")
     try:
         return file.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import constants
 
 from console import Run, mistake
-from foretoken.loading import known_drafts
-from hub_server import empty_cache, entry, serve_hub
+from foretoken.loading import hub, known_drafts
+from hub_server import Answer, empty_cache, entry, serve_hub
 from tiny import byte_level, folder, llama
 
 TARGET = "lab/Mini-3.5-8B"
@@ -109,7 +109,7 @@ def test_the_table_has_sizes_licenses_and_reasons(console: Run, requests: list[A
     lines = {line.split()[0]: line.split() for line in result.out.splitlines() if line.strip()}
     assert lines["other/mini35_eagle3"][1:] == ["eagle3", "known", "no", "apache-2.0", "0"]
     assert "peagle (not supported)" in result.out
-    assert "declared: its page on the hub names the target as its base model" in result.out
+    assert "declared: its config, or its page on the hub, names the target" in result.out
     assert "fits:" not in result.out
     (row,) = [
         each
@@ -148,6 +148,8 @@ def test_drafts_on_this_machine(tmp_path: Path, console: Run) -> None:
         *BUILT_IN,
     ]
     assert listed(console, "novels")[0] == ["novels", "model", "fits"]
+    for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "a/b:SmolLM2-135M-Instruct-Q4_K_M.gguf"):
+        assert listed(console, name)[0] == ["smollm2", "eagle3", "declared"]
     mistake(console("drafts", eagle), "is a draft (eagle3), not a target; give its target")
 
 
@@ -189,7 +191,7 @@ def test_a_hub_that_cannot_be_reached(
     assert result.code == 2 and "other/mini35_eagle3" in result.out
     assert result.err == (
         f"error: {TARGET} cannot be searched for drafts: HF_HUB_OFFLINE prevents access to the "
-        "hub; leave out --online, or check the network, HF_ENDPOINT and HF_HUB_OFFLINE\n"
+        "hub; leave out --online, or check the network, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE\n"
     )
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -202,9 +204,51 @@ def test_a_hub_that_cannot_be_reached(
     assert result.code == 2 and "needs the hub id of the target (owner/name)" in result.err
 
 
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ({"status": 401}, "the hub answered with status 401"),
+        ({"status": 403, "code": "GatedRepo"}, "the hub answered with status 403"),
+        ({"status": 404}, "the hub has no such model"),
+        ({"status": 503}, "the hub answered with status 503"),
+        ({"data": b"<html>a page</html>"}, "the hub's answer cannot be read"),
+        ({"data": b"null"}, "the hub's answer cannot be read"),
+        ({"seconds": 10}, "the hub cannot be reached (timed out)"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/api/models", f"/api/models/{TARGET}"])
+def test_a_hub_with_unusual_answers(
+    console: Run, monkeypatch: pytest.MonkeyPatch, path: str, answer: dict[str, Any], problem: str
+) -> None:
+    """Each list is waited for as briefly as the target's description."""
+    monkeypatch.setattr(hub, "HUB_TIMEOUT_SECONDS", 0.5)
+    with serve_hub(MODELS, monkeypatch, {path: Answer(**answer)}):
+        result = console("drafts", TARGET, "--online")
+    assert result.code == 2 and "other/mini35_eagle3" in result.out
+    assert f"{TARGET} cannot be searched for drafts: {problem}; " in result.err
+
+
+def test_brackets_and_colons_in_names(tmp_path: Path, console: Run) -> None:
+    """They are neither markup nor emoji."""
+    target = made(tmp_path / "target", 900)
+    small = made(tmp_path / "[bold]:cat:[red]", 300)
+    assert str(small) in console("drafts", target, tmp_path).out
+
+
+def test_the_name_of_a_draft(console: Run, requests: list[Any]) -> None:
+    """Its name or its description on the hub says that it is a draft."""
+    for name, kind in (("gone/mini_eagle3", "eagle3"), ("a/B-DFlash-b16", "dflash")):
+        mistake(console("drafts", name), f"{name} is a draft ({kind}), not a target; give its tar")
+    assert listed(console, "z/Mini-3.5-8B-medical-assistant") == BUILT_IN
+    result = console("drafts", "x/speculator-a", "--online")
+    assert result.code == 2 and "x/speculator-a is a draft (eagle3), not a target" in result.err
+
+
 def test_names_that_are_not_models(console: Run, requests: list[Any], tmp_path: Path) -> None:
     result = console("drafts", "lab/unknown", "--online")
     assert result.code == 2 and "the hub has no such model; give a model's folder" in result.err
     mistake(console("drafts", tmp_path), "holds no config.json")
     mistake(console("drafts", "no/such.gguf"), "no/such.gguf cannot be read")
+    for path in ("./nowhere", "../nowhere"):
+        mistake(console("drafts", path), f"'{path}' is not a folder; give a model's folder")
     mistake(console("drafts", TARGET, tmp_path / "nowhere"), "is not a folder")

@@ -38,6 +38,18 @@ def test_after_a_difference_it_waits_for_a_place_that_is_sure():
     assert draft_tokens(source, [7, 3, 2, 4]) == [5]  # a longer way
 
 
+def test_a_sequence_that_joins_again_copies_its_input_only():
+    """Its output is behind its prompt then, and is not copied."""
+    prompt = [4, 1, 2, 3]
+    for again, sources in (([0], [prompt]), (prompt, None)):
+        drafter = CopyDrafter()
+        drafter.set_output_lengths([3])
+        drafter.start([0], [[*again, 4, 1, 7]], sources)
+        assert drafter.propose([3], NO_DRAW).lengths.tolist() == [0]  # 7 is nowhere
+        drafter.commit([[1]])
+        assert drafter.propose([3], NO_DRAW).tokens.tolist() == [[2, 3]]
+
+
 def test_a_longer_end_decides_between_two_places():
     assert draft_tokens([1, 2, 3, 5, 2, 4], [9, 5], [2]) == [4]
     assert draft_tokens([1, 2, 3, 5, 2, 4], [9, 1], [2]) == [3, 5, 2]

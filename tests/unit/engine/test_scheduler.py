@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from foretoken.costing.gamma import NO_OTHER_WORK, FixedGamma, ForcedTokensOnly, OtherWork
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.cascade import CascadeDrafter
+from foretoken.drafters.choice import DrafterChoice
+from foretoken.drafters.copying import CopyDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
@@ -319,6 +321,27 @@ def test_a_prompt_whose_logprobs_are_asked_for_stalls_nobody(
     assert long.new_tokens == whole.new_tokens and long.logprobs == whole.logprobs
     while core.step():
         pass
+
+
+def test_a_copy_of_the_prompt_goes_on_after_a_preemption() -> None:
+    """The draft tokens are those of a sequence that was not preempted."""
+    drafted: list[list[int]] = []
+    for preempted in ([], [2, 4, 7]):
+        core = new_core(DrafterChoice([CopyDrafter(), LookupDrafter()]))
+        prompts = [1], [1, 2, 0, 3, 1, 4, 5, 2]
+        rows = [
+            SequenceState.from_request(Request(prompt, 30, SequenceKey(0, i)))
+            for i, prompt in enumerate(prompts)
+        ]
+        core.add([SequenceTask(row, BLOCK, FixedGamma(3)) for row in rows])
+        while not rows[1].finish_reason:
+            if len(rows[1].records) in preempted:
+                preempted.remove(len(rows[1].records))
+                core.preempt()
+            core.step()
+        assert core.scheduler.preempted == 3 * len(drafted)
+        drafted.append([step.drafted for step in rows[1].records])
+    assert drafted[0] == drafted[1] and sum(drafted[0]) > 0
 
 
 def test_another_verifier_waits_until_those_before_are_done() -> None:

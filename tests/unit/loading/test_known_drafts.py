@@ -40,6 +40,8 @@ def test_every_known_draft_has_a_supported_kind_and_an_owner() -> None:
         ("Qwen/Qwen3-4B-Instruct-2507", None),
         ("novels", None),
         ("smollm2", None),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2"),
+        ("HuggingFaceTB/SmolLM2-360M-Instruct", None),
     ],
 )
 def test_a_target_is_found_by_its_name(target: str, first: str | None) -> None:

@@ -105,7 +105,8 @@ def test_text_without_its_mark(tmp_path):
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         files.read_text(tmp_path / "no", "a schema")
+    with pytest.raises(InputError, match="cannot be read: it is a folder; give a file with a sch"):
+        files.read_text(tmp_path, "a schema")
     (tmp_path / "b").write_bytes(b"\xff")
-    for file in (tmp_path, tmp_path / "b"):
-        with pytest.raises(InputError, match="cannot be read as UTF-8 text"):
-            files.read_text(file, "a schema")
+    with pytest.raises(InputError, match="cannot be read as UTF-8 text"):
+        files.read_text(tmp_path / "b", "a schema")

@@ -16,6 +16,7 @@ from assistants import WIDTH, WINDOW
 from foretoken import Engine, Speculator
 from foretoken.certificate.planted_bugs import OffByOneModel
 from foretoken.drafters.none import NoDrafter
+from foretoken.engine.engine import Event
 from foretoken.errors import InputError
 from foretoken.models.stock.assistant import StockAssistant
 
@@ -32,6 +33,25 @@ def text(length: int) -> list[int]:
 def target(*, sharing: bool = True, seed: int = 0) -> Any:
     net = assistants.target(V, sharing=sharing, seed=seed, inputs=16)
     return copy.deepcopy(net).float()
+
+
+def test_a_sequence_that_joins_again_drafts_at_once() -> None:
+    """The pages of its whole text are there, from the sequence that was the same before."""
+    model, drafter = assistants.on_native(target(), assistants.network(V))
+    spec, drafted = Speculator(model, drafter), list[list[list[int]]]()
+    with Engine(spec, prefix_cache=True) as engine:
+        for preempted in (False, True):
+            for length in (17, 40):
+                engine.add(text(length), max_new_tokens=30, gamma=3, temperature=1.0, seed=1)
+            events: list[Event] = []
+            while engine.running or engine.waiting:
+                events += engine.step()
+                if preempted and engine.stats().preempted < 4 and engine.running == 2:
+                    spec.core.preempt()
+            done = [event.completion for event in events if event.completion is not None]
+            assert engine.stats().preempted == 4 * preempted
+            drafted.append(sorted([step.drafted for step in each.steps] for each in done))
+    assert drafted[0] == drafted[1] and min(sum(each) for each in drafted[0]) > 20
 
 
 @pytest.mark.daily

@@ -21,6 +21,8 @@ import pairs
 from foretoken import Engine, Speculator
 from foretoken.drafters.mtp_stacks import MtpStackDrafter
 from foretoken.drafters.pairs import PairsDrafter
+from foretoken.engine import prefill_budget
+from foretoken.engine.engine import Event
 from foretoken.kernels import library
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.native import passes
@@ -190,6 +192,36 @@ def test_an_aborted_request_changes_no_other(kind: str) -> None:
         ended = [e for _ in range(40) for e in engine.step() if e.completion is not None]
     assert len(ended) >= 2
     require_true(notes, law(network, draft), 1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1024, 3])
+@pytest.mark.parametrize("kind", ["layer", "stack"])
+def test_a_sequence_that_joins_again_drafts_at_once(
+    kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pages of its whole text are there, from the sequence that was the same before, or it is
+    read in pieces."""
+    for name in ("MIN_CHUNK_TOKENS", "FIRST_CHUNK_TOKENS", "MAX_CHUNK_TOKENS"):
+        monkeypatch.setattr(prefill_budget, name, chunk)
+    monkeypatch.setattr(prefill_budget, "UNNOTICED_STEP_SECONDS", 0.0)
+    drafter = on_native(*drafts_of("Glm4MoeForCausalLM")[kind])
+    spec = Speculator(drafter.target, drafter)
+    options: dict[str, Any] = {**HOT, "max_new_tokens": 40}
+    drafted: list[list[list[int]]] = []
+    with Engine(spec, prefix_cache=chunk > 3) as engine:
+        for preempted in (False, True):
+            engine.add(PROMPTS[0], **options)
+            engine.add(PROMPTS[1], **options)
+            events: list[Event] = []
+            while engine.running or engine.waiting:
+                events += engine.step()
+                tokens = sum(len(event.tokens) for event in events)
+                if preempted and engine.running == 2 and engine.stats().preempted < tokens // 12:
+                    spec.core.preempt()
+            done = [event.completion for event in events if event.completion is not None]
+            assert (engine.stats().preempted > 1) == preempted
+            drafted.append(sorted([step.drafted for step in each.steps] for each in done))
+    assert drafted[0] == drafted[1] and min(sum(each) for each in drafted[0]) > 20
 
 
 def test_draft_tokens_of_one_call_are_those_of_a_call_for_each() -> None:
