@@ -31,7 +31,8 @@ from rich.table import Table
 import machine
 from foretoken.costing.costs import Costs
 from foretoken.costing.gamma import MAX_GAMMA, AdaptiveGamma, FixedGamma
-from foretoken.models.graphs import round_up_to_power_of_two, round_up_width
+from foretoken.models.graphs import round_up_width
+from foretoken.models.row_slots import round_up_to_power_of_two
 from replay import Oracle, Text, replay, replay_batch
 
 TOKENS, ROWS = 256, 100

@@ -53,7 +53,7 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "runtime", ["transformers", pytest.param("native", marks=pytest.mark.prove)]
+    "runtime", ["transformers", "graphs", pytest.param("native", marks=pytest.mark.prove)]
 )
 def test_memory_that_nobody_set(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences of several lengths, which join and leave at different times."""

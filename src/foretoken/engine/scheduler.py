@@ -159,6 +159,7 @@ class Scheduler:
         if not all(isinstance(policy, FixedGamma) for policy in policies.values()):
             self.batch.update_grades()
         gammas: dict[int, int] = {}  # by id of the SequenceState
+        shared = self._list_shared(seqs, num_scheduled)
         # Fixed policies first: an adaptive choice depends on the work of the other sequences
         for policy in sorted(
             policies.values(), key=lambda policy: not isinstance(policy, FixedGamma)
@@ -166,12 +167,10 @@ class Scheduler:
             group = [task.seq for task in tasks if task.gamma is policy]
             other_work = OtherWork(
                 num_seqs=len(tasks) - len(group),
-                positions=sum(num_scheduled) - len(group) + sum(gammas.values()),
+                positions=sum(n for _, n in shared) - len(group) + sum(gammas.values()),
                 depth=max(gammas.values(), default=0),
-                width=max([*num_scheduled, *(1 + g for g in gammas.values())]),
-                prefill_positions=sum(
-                    n for seq, n in zip(seqs, num_scheduled, strict=True) if seq.num_pending > 1
-                ),
+                width=max(1, *(n for _, n in shared), *(1 + g for g in gammas.values())),
+                prefill_positions=sum(n for seq, n in shared if seq.num_pending > 1),
             )
             chosen = policy.choose_gammas(group, other_work)
             if not isinstance(policy, FixedGamma):  # a grammar's forced tokens need no drafter
@@ -180,6 +179,16 @@ class Scheduler:
                 ]
             gammas |= zip(map(id, group), chosen, strict=True)
         return [gammas.get(id(seq), 0) for seq in seqs]
+
+    def _list_shared(
+        self, seqs: list[SequenceState], num_scheduled: list[int]
+    ) -> list[tuple[SequenceState, int]]:
+        """Return the sequences with a block in the forward pass that draft tokens lengthen, and the
+        number of their scheduled tokens. The target may run long pieces of prompts in passes of
+        their own, whose time does not depend on gamma."""
+        limit = self.batch.target.max_shared_width
+        pairs = zip(seqs, num_scheduled, strict=True)
+        return [(seq, n) for seq, n in pairs if limit is None or n <= limit]
 
     def _admit(self) -> int:
         """Admit waiting sequences to the batch. Return the number of their tokens that were

@@ -195,6 +195,9 @@ class Model(Scorer):
     source_context: int | None = None  # tokens in an encoder input; None: no limit, or no encoder
     source_vocab_size: int | None = None  # the encoder's vocabulary size; None: no encoder
     compute_dtype: str  # the dtype of its arithmetic: "float32", "bfloat16", "int8", ...
+    # longest block that shares a forward pass with the blocks of other sequences; longer blocks run
+    # in passes of their own. None: all blocks share a pass
+    max_shared_width: int | None = None
     # maximum number of tokens that `set_lengths` can remove from a sequence; it cannot remove part
     # of a cached prefix that the sequence started from. Removing all tokens is always possible.
     # None: no limit

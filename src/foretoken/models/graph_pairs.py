@@ -11,20 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from foretoken.models.base import (
-    Blocks,
-    ChainedTokens,
-    HiddenStateDraftModel,
-    TokenChoice,
-    count_block_tokens,
-)
+from foretoken.models.base import ChainedTokens, HiddenStateDraftModel, TokenChoice
 from foretoken.models.graphs import (
+    MAX_SHARED_WIDTH,
     GraphModel,
     make_rehearsal_choice,
-    round_up_to_power_of_two,
     round_up_width,
 )
-from foretoken.models.row_slots import check_room
+from foretoken.models.row_slots import check_room, round_up_to_power_of_two
 from foretoken.models.stock.pairs import PairsNetwork, StockPairModel
 from foretoken.transfer import send
 
@@ -54,10 +48,11 @@ class GraphPairModel(GraphModel, HiddenStateDraftModel):
         ids = send(torch.tensor(tokens), self.device)
         self._draft_pairs = self._join(ids, self.project_states(states), embeddings)
 
-    @torch.inference_mode()
-    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
-        self._fill_buffer(round_up_width(max(count_block_tokens(blocks, need), default=0)))
-        return super().score(blocks, need)
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        """Add sequences. Prompts are empty; for measurements, their pairs are zeros."""
+        counts = [*([0] * len(self.lengths)), *map(len, prompts)]
+        self.set_next_pairs(torch.zeros(sum(counts), self.width, device=self.device), counts)
+        super().start(prompts, sources)
 
     @torch.inference_mode()
     def chain(
@@ -71,8 +66,16 @@ class GraphPairModel(GraphModel, HiddenStateDraftModel):
         added = [n + max(0, g - 1) for n, g in zip(counts, budget, strict=True)]
         check_room(self.lengths, added, self.compute_max_lengths(self.long))
         self.set_next_pairs(self._draft_pairs, counts)
+        heads = [n - 1 if n > MAX_SHARED_WIDTH else 0 for n in counts]
+        if any(heads):  # a prompt, which must not widen the chain of all sequences
+            pairs = [x[n:] for x, n in zip(self._pairs, heads, strict=True)]
+            self.score([x[:n] for x, n in zip(blocks, heads, strict=True)], [0] * len(blocks))
+            self._pairs, blocks = pairs, [x[n:] for x, n in zip(blocks, heads, strict=True)]
+            counts = list(map(len, blocks))
         width = round_up_width(max(counts))
-        self._fill_buffer(width)
+        self.cache.close_gaps()
+        shape = round_up_to_power_of_two(len(counts)), width
+        self._fill_buffer(self.cache.order, 0, shape)
         return self._run_chain(blocks, width, budget, choice, embeddings)
 
     def rehearse(self) -> None:
@@ -84,16 +87,15 @@ class GraphPairModel(GraphModel, HiddenStateDraftModel):
         self._draft_pairs = torch.zeros(1, self.width, device=self.device)
         self.chain([[0]], [2], choice, torch.zeros(self.vocab_size, E, device=self.device))
 
-    def _fill_buffer(self, width: int) -> None:
-        """Copy the next pairs, padded with zeros, to the buffer of blocks of this width."""
-        B = len(self._pairs)
-        self.cache.close_gaps()
-        pairs = self.cache.to_slot_order(pad_sequence(self._pairs, batch_first=True))
-        shape = round_up_to_power_of_two(B), width
+    def _fill_buffer(self, rows: list[int], start: int, shape: tuple[int, int]) -> None:
+        """Copy the next pairs of these sequences, from token `start` of their blocks on, to the
+        buffer of this shape, padded with zeros."""
+        end = start + shape[1]
+        pairs = pad_sequence([self._pairs[b][start:end] for b in rows], batch_first=True)
         if shape not in self._buffers:
             self._buffers[shape] = pairs.new_zeros(*shape, self.width)
         self._buffers[shape].zero_()
-        self._buffers[shape][:B, : pairs.shape[1]] = pairs
+        self._buffers[shape][: len(rows), : pairs.shape[1]] = pairs
 
     def _make_pairs(self, ids: Tensor, states: Tensor | None, table: Tensor | None) -> Tensor:
         if states is None or table is None:

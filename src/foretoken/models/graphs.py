@@ -2,12 +2,13 @@
 passes are recorded as CUDA graphs and replayed.
 
 Batch sizes, widths and cache lengths are rounded up to a few values, so that few graphs suffice for
-all blocks; prompts are prefilled without graphs, and an encoder runs without graphs. Shapes do not
-depend on data: every query attends to all cache positions, and a mask, computed on the device from
-the lengths, hides the positions after each sequence's end. The keys and values of an
-encoder-decoder's sources are masked in the same way. A draft model makes all draft tokens of a step
-in one recording (`graph_chain`). A guard refuses operations that cannot be recorded. On a CPU the
-same forward passes run without recording, for tests.
+all blocks. Pieces of prompts run in passes over their own slots (`graph_prompts`). If a sequence of
+an encoder-decoder joins, its source and prompt run without graphs. Shapes do not depend on data:
+every query attends to all cache positions, and a mask, computed on the device from the lengths,
+hides the positions after each sequence's end. The keys and values of an encoder-decoder's sources
+are masked in the same way. A draft model makes all draft tokens of a step in one recording
+(`graph_chain`). A guard refuses operations that cannot be recorded. On a CPU the same forward
+passes run without recording, for tests.
 """
 
 from __future__ import annotations
@@ -46,9 +47,31 @@ from foretoken.models.graph_chain import (
     round_up_gamma,
     select_chained,
 )
+from foretoken.models.graph_prompts import (
+    PromptPiece,
+    RowOutputs,
+    count_prompt_positions,
+    cut_piece,
+    group_pieces,
+    index_picks,
+)
 from foretoken.models.hidden_states import HiddenStates
-from foretoken.models.row_slots import LONG_ROW_OFFSET, check_lengths, check_room, pad_blocks
-from foretoken.models.stock.attention import HiddenStatesRecorder, NeededPositions, RaggedTwin
+from foretoken.models.row_slots import (
+    LONG_ROW_OFFSET,
+    PREFILL_CHUNK_TOKENS,
+    check_lengths,
+    check_room,
+    cut_blocks,
+    list_remaining_rows,
+    pad_blocks,
+    round_up_to_power_of_two,
+)
+from foretoken.models.stock.attention import (
+    HiddenStatesRecorder,
+    NeededPositions,
+    RaggedTwin,
+    SelectedPositions,
+)
 from foretoken.models.stock.block_attention import KV_BLOCK_SLOTS
 from foretoken.models.stock.cache import make_cache_argument, make_ragged_cache
 from foretoken.models.stock.compiled import CompiledLayers
@@ -56,7 +79,6 @@ from foretoken.models.stock.fixed_cache import (
     FixedCache,
     FixedDecoderCache,
     round_up_slots,
-    round_up_to_power_of_two,
 )
 from foretoken.models.stock.media import MediaObjections, get_forward_parameters
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
@@ -119,8 +141,8 @@ def round_up_width(tokens: int) -> int:
 class PassOutputs(NamedTuple):
     """The results of a forward pass over a padded block."""
 
-    logits: Tensor  # [rows, width, V]
-    hidden: Tensor  # [rows, width, H], the output layer's inputs
+    logits: Tensor  # [rows, width, V]; [1, N, V] at the picks of a `PromptPass`
+    hidden: Tensor  # the output layer's inputs, [.., H]
     tapped: Tensor | None  # [rows, width, W], the hidden states at the taps; None: there are none
 
 
@@ -130,14 +152,13 @@ REHEARSAL_FILTERS = [(1.0, 1, 0.5, 0.1)]
 # the second prompt, for attention by blocks, has more blocks than the first
 REHEARSAL_PROMPTS = [[0], [0] * (KV_BLOCK_SLOTS + 1)]
 MAX_LOGIT_DEVIATION = 0.1  # relative to the logits' spread; 46 layers in bfloat16 deviated by 0.03
-# tokens; longer blocks occur only when a draft model catches up, too rarely to be worth recording
-MAX_RECORDED_WIDTH = 33
+MAX_SHARED_WIDTH = 33  # tokens of a block in a pass over all slots; longer blocks are of prompts
 
 
 class GraphModel(Model):
     """A twin of `model` with the same weights, whose forward passes are recorded.
 
-    All passes use the first slots and positions of the same buffers. So sequences may leave or
+    All passes use the slots and first positions of the same buffers. So sequences may leave or
     differ in length without a new recording; only growth of the buffers discards the recordings.
     `compiled`: torch compiles the decoder layers first, once or twice, for seconds each time.
     `by_blocks`: compiled attention reads only the cache blocks that each sequence has, and layers
@@ -146,7 +167,8 @@ class GraphModel(Model):
     """
 
     capabilities = Capabilities(tensors=True, hidden=True, taps=True, chain=True, mixed_chain=True)
-    eager_class: type[CausalModel] = CausalModel  # prefills prompts
+    max_shared_width = MAX_SHARED_WIDTH
+    eager_class: type[CausalModel] = CausalModel  # for decoder-only models, runs no passes
     may_compile = False  # whether `prepare` compiles the layers
 
     def __init__(
@@ -169,6 +191,8 @@ class GraphModel(Model):
         self.runtime = "compiled" if compiled else "graphs"
         # by number of slots, width, end and source end
         self.passes: dict[tuple[int, int, int, int], GraphPass] = {}
+        # by number of slots, width, end, source end and picks
+        self.prompt_passes: dict[tuple[int, ...], PromptPass] = {}
         # by shape, source end, and the addresses of the tables that a chain uses
         self.chains: dict[tuple[ChainShape, int, tuple[int, ...]], RecordedChain] = {}
         self._q = torch.empty(0)  # of the chains; a new one if a chain needs more
@@ -179,7 +203,7 @@ class GraphModel(Model):
     def prepare(self) -> None:
         if self.may_compile and self.layers is None and not self.encoder_decoder:
             self.layers, self.runtime = CompiledLayers(self.twin.model, self.cache), "compiled"
-            self.passes.clear()
+            self._discard_passes()
             start = perf_counter()
             with log_if_slow(log, "compiling the layers of %s", type(self.model).__name__):
                 rehearse(self)
@@ -215,43 +239,132 @@ class GraphModel(Model):
     def long(self) -> list[bool]:
         return self.cache.long
 
-    def set_long_context(self, enabled: bool) -> None:
-        self.eager.set_long_context(enabled)
-
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        if self.encoder_decoder:
-            self.eager.joining_media, self.joining_media = self.joining_media, []
+        if not self.encoder_decoder:
+            self._prefill(prompts)
+            return
+        self.eager.joining_media, self.joining_media = self.joining_media, []
         joining = self.eager.prefill_joining(prompts, sources)
         self.encoder_seconds = self.eager.encoder_seconds
         if joining is not None:
             self.cache.join(joining)
             self.offset = None
 
+    def _prefill(self, prompts: list[list[int]]) -> None:
+        """Add a sequence for each prompt, and run the prompts."""
+        joining, first = make_ragged_cache(self.model, len(prompts)), len(self.lengths)
+        joining.long = [self._long_context] * len(prompts)
+        check_room(joining.lengths, list(map(len, prompts)), self.compute_max_lengths(joining.long))
+        self.cache.join(joining)
+        self.offset = None
+        blocks = [[]] * first + prompts
+        if any(blocks):
+            rows, counts = [b for b, block in enumerate(blocks) if block], list(map(len, blocks))
+            self._run_prompts(blocks, rows, counts, RowOutputs([0] * len(blocks)))
+            self._advance(counts)
+
     @torch.inference_mode()
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         counts = count_block_tokens(blocks, need)
         check_room(self.lengths, counts, self.compute_max_lengths(self.long))
-        B, width_needed = len(counts), max(counts, default=0)
-        if not width_needed:
-            return make_empty_logits(self.model, B)
+        if not any(counts):
+            return make_empty_logits(self.model, len(counts))
         self.cache.close_gaps()
-        ids = self.cache.to_slot_order(pad_blocks(blocks, self.device)[:, :width_needed])
-        width = round_up_width(width_needed)
-        self.padding = self.count_padded_positions(B, width_needed) - sum(counts)
+        self.padding = -sum(counts)
+        long = [b for b, n in enumerate(counts) if n > MAX_SHARED_WIDTH]
+        if long:
+            logits, self._hidden = self._run_split(blocks, long, counts, need)
+        else:
+            logits, self._hidden = self._run_shared(blocks, counts, need)
+        self._advance(counts)
+        return logits
+
+    def _run_split(
+        self, blocks: Blocks, long: list[int], counts: list[int], need: list[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the blocks of the sequences `long` in passes of their own, and the other blocks in a
+        shared pass; return the results of all as `_run_shared` does. The shared pass comes first,
+        since it also writes padding after the tokens of the sequences `long`."""
+        outputs, others = RowOutputs(need), list_remaining_rows(len(counts), long)
+        short = [n if b in others else 0 for b, n in enumerate(counts)]
+        if any(short):
+            short_need = [n if b in others else 0 for b, n in enumerate(need)]
+            outputs.put(slice(None), 0, *self._run_shared(blocks, short, short_need))
+        self._run_prompts(blocks, long, counts, outputs)
+        if outputs.logits is None:
+            return make_empty_logits(self.model, len(counts)), None
+        return outputs.logits, outputs.hidden
+
+    def _run_shared(
+        self, blocks: Blocks, counts: list[int], need: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Run a pass over all slots, for counts[b] tokens of each block b. Return the logits and
+        hidden states at the needed positions, `[B, max(need), ..]`."""
+        B, width = len(counts), round_up_width(max(counts))
+        shape = round_up_to_power_of_two(B), width
+        self.padding += shape[0] * width
         end = round_up_slots(max(self.cache.lengths) + width)
         self.cache.reserve(B, end)
-        outputs = self._get_pass(round_up_to_power_of_two(B), width, end)(
-            ids, self._send_lengths(), self._send_first_positions()
+        order = self.cache.order
+        self._fill_buffer(order, 0, shape)
+        outputs = self._get_pass(*shape, end)(
+            cut_blocks(blocks, order, 0, max(counts), self.device),
+            self._send_lengths(),
+            self._send_first_positions(order),
         )
-        if outputs.tapped is not None and self.eager.exposes_states:
-            places = zip(self.cache.slots, counts, strict=True)
-            states = [outputs.tapped[slot, :n].clone() for slot, n in places]
-            self.cache.shown.add(self.cache.lengths, states)
-        self._advance(counts)
+        self._store_tapped(outputs.tapped, order, 0, [counts[b] for b in order])
         needed = NeededPositions(counts, need, self.cache.slots, self.device)
-        self._hidden = needed.select(outputs.hidden[:B])
-        return needed.select(outputs.logits[:B])
+        return needed.select(outputs.logits[:B]), needed.select(outputs.hidden[:B])
+
+    def _run_prompts(
+        self, blocks: Blocks, rows: list[int], counts: list[int], outputs: RowOutputs
+    ) -> None:
+        """Run the blocks of these sequences, of counts[b] tokens, in passes over their own slots.
+        Copy logits and hidden states at the needed positions to `outputs`."""
+        most = max(counts[b] for b in rows)
+        end = round_up_slots(max(self.cache.lengths[b] for b in rows) + most)
+        for start in range(0, most, PREFILL_CHUNK_TOKENS):
+            pieces = [
+                cut_piece(b, start, counts[b], outputs.need[b]) for b in rows if counts[b] > start
+            ]
+            for width, group in group_pieces(pieces, end):
+                made = self._run_pieces(blocks, start, width, group)
+                sizes = [piece.size for piece in group]
+                self._store_tapped(made.tapped, [piece.row for piece in group], start, sizes)
+                outputs.put_pieces(group, made.logits, made.hidden)
+
+    def _run_pieces(
+        self, blocks: Blocks, start: int, width: int, pieces: list[PromptPiece]
+    ) -> PassOutputs:
+        """Run a pass over pieces that begin at token `start` of their blocks."""
+        rows = [piece.row for piece in pieces]
+        self.padding += len(rows) * width
+        lengths = [self.cache.lengths[b] + start for b in rows]
+        end = round_up_slots(max(lengths) + width)
+        self.cache.reserve(len(self.cache.slots), end)
+        self._fill_buffer(rows, start, (len(rows), width))
+        num_picks = round_up_to_power_of_two(max(1, *(len(piece.needed) for piece in pieces)))
+        recorded = self._get_prompt_pass(len(rows), width, end, num_picks)
+        recorded.places.copy_(self._send([self.cache.slots[b] for b in rows]))
+        recorded.picks.copy_(send(index_picks(pieces, width, num_picks), self.device))
+        return recorded.run(
+            cut_blocks(blocks, rows, start, width, self.device),
+            self._send(lengths),
+            self._send_first_positions(rows),
+        )
+
+    def _store_tapped(
+        self, tapped: Tensor | None, rows: list[int], start: int, counts: list[int]
+    ) -> None:
+        """Store the hidden states of a pass over counts[i] tokens of sequence rows[i], from token
+        `start` of its block on, if a drafter takes them."""
+        if tapped is None or not self.eager.exposes_states:
+            return
+        states = [tapped[0, :0]] * len(self.cache.lengths)
+        for i, (b, n) in enumerate(zip(rows, counts, strict=True)):
+            states[b] = tapped[i, :n].clone()
+        self.cache.shown.add([n + start for n in self.cache.lengths], states)
 
     @torch.inference_mode()
     def chain(
@@ -288,7 +401,8 @@ class GraphModel(Model):
         numbers = send(pack_numbers(counts, budget, choice), self.device)
         recorded.numbers[:B, : numbers.shape[1]] = self.cache.to_slot_order(numbers)
         ids = self.cache.to_slot_order(pad_blocks(blocks, self.device))
-        chained = recorded.run(ids, self._send_lengths(), self._send_first_positions())
+        firsts = self._send_first_positions(self.cache.order)
+        chained = recorded.run(ids, self._send_lengths(), firsts)
         self._advance([n + max(0, g - 1) for n, g in zip(counts, budget, strict=True)])
         slots = self.cache.slots
         aligned = slots == list(range(B))
@@ -313,7 +427,7 @@ class GraphModel(Model):
         if self.layers is not None:
             by_blocks = self.layers.by_blocks
             self.layers = CompiledLayers(self.twin.model, self.cache, by_blocks)
-        self.passes.clear()
+        self._discard_passes()
 
     def expose_hidden_states(self, known: Callable[[list[int]], int] | None) -> None:
         self.eager.expose_hidden_states(known)
@@ -327,22 +441,28 @@ class GraphModel(Model):
         self.offset = None
 
     def count_padded_positions(self, batch_size: int, width: int) -> int:
+        if width > MAX_SHARED_WIDTH:
+            return batch_size * count_prompt_positions(width)
         return round_up_to_power_of_two(batch_size) * round_up_width(width)
+
+    def _send(self, numbers: list[int]) -> Tensor:
+        return send(torch.tensor(numbers), self.device)
 
     def _send_lengths(self) -> Tensor:
         if self.offset is None:
-            lengths = [self.cache.lengths[b] for b in self.cache.order]
-            self.offset = send(torch.tensor(lengths), self.device)
+            self.offset = self._send([self.cache.lengths[b] for b in self.cache.order])
         return self.offset
 
-    def _send_first_positions(self) -> Tensor | None:
-        """Return the position id of each slot's first token, on the device: 0, or `LONG_ROW_OFFSET`
-        for long sequences; None if all are 0."""
+    def _send_first_positions(self, rows: list[int]) -> Tensor | None:
+        """Return the position id of the first token of each of these sequences, on the device: 0,
+        or `LONG_ROW_OFFSET` for long sequences; None if all are 0."""
         if not any(self.long):
             return None
-        return send(
-            torch.tensor([LONG_ROW_OFFSET * self.long[b] for b in self.cache.order]), self.device
-        )
+        return self._send([LONG_ROW_OFFSET * self.long[b] for b in rows])
+
+    def _fill_buffer(self, rows: list[int], start: int, shape: tuple[int, int]) -> None:
+        """Prepare other inputs than ids for the next pass, of this shape, from token `start` of the
+        blocks of these sequences on. A model of tokens has none."""
 
     def _advance(self, counts: list[int]) -> None:
         """Add counts[b] to the length of each sequence b. If all counts are equal, also add them on
@@ -354,10 +474,14 @@ class GraphModel(Model):
     def _discard_outdated(self) -> None:
         """Discard all recordings if the cache has grown: they refer to the old tensors."""
         if self.shape != self.cache.shape:
-            self.passes.clear()
+            self._discard_passes()
             self.chains.clear()
             self.shape = self.cache.shape
             self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+
+    def _discard_passes(self) -> None:
+        self.passes.clear()
+        self.prompt_passes.clear()
 
     def _get_chain(
         self, shape: ChainShape, target_ids: Tensor | None, table: Tensor | None
@@ -375,7 +499,7 @@ class GraphModel(Model):
 
                 return chain_passes(run_pass, ids, lengths, numbers, shape, q, target_ids)
 
-            run = self._make_pass(shape.rows, shape.width, forward)
+            run = self._make_pass(shape.rows, shape.width, forward, self.pool)
             self.chains[key] = RecordedChain(run, numbers, tables)
         return self.chains[key]
 
@@ -404,30 +528,61 @@ class GraphModel(Model):
             def forward(ids: Tensor, lengths: Tensor, firsts: Tensor) -> PassOutputs:
                 return self._forward(ids, lengths, firsts, end, self._make_pairs(ids, None, None))
 
-            self.passes[key] = self._make_pass(rows, width, forward)
+            self.passes[key] = self._make_pass(rows, width, forward, self.pool)
         return self.passes[key]
 
+    def _get_prompt_pass(self, rows: int, width: int, end: int, num_picks: int) -> PromptPass:
+        self._discard_outdated()
+        key = rows, width, end, self.cache.source_end, num_picks
+        if key not in self.prompt_passes:
+            places = torch.zeros(rows, dtype=torch.long, device=self.device)
+            picks = places.new_zeros(rows * num_picks)
+
+            def forward(ids: Tensor, lengths: Tensor, firsts: Tensor) -> PassOutputs:
+                pairs = self._make_pairs(ids, None, None)
+                return self._forward(ids, lengths, firsts, end, pairs, (places, picks))
+
+            # more picks are rare, and a recording would hold the memory of their logits
+            pool = self.pool if num_picks == 1 else None
+            run = self._make_pass(rows, width, forward, pool)
+            self.prompt_passes[key] = PromptPass(run, places, picks)
+        return self.prompt_passes[key]
+
     def _make_pass(
-        self, rows: int, width: int, run: Callable[[Tensor, Tensor, Tensor], Any]
+        self,
+        rows: int,
+        width: int,
+        run: Callable[[Tensor, Tensor, Tensor], Any],
+        pool: Any,
     ) -> GraphPass:
-        """Return a pass that runs `run` over ids, lengths and first positions."""
-        layers = self.layers if width <= MAX_RECORDED_WIDTH else None
+        """Return a pass that runs `run` over ids, lengths and first positions, and is recorded with
+        this memory pool; None: it is not recorded."""
+        layers = self.layers if width <= MAX_SHARED_WIDTH else None
 
         def forward(ids: Tensor, lengths: Tensor, firsts: Tensor, watched: bool) -> Any:
             with nullcontext() if layers is None or watched else layers.activate():
                 return run(ids, lengths, firsts)
 
         guard = RecordingGuard(type(self.model).__name__)
-        return GraphPass(forward, guard, (rows, width), self.device, self.pool)
+        return GraphPass(forward, guard, (rows, width), self.device, pool)
 
     def _forward(
-        self, ids: Tensor, lengths: Tensor, firsts: Tensor, end: int, pairs: Tensor | None
+        self,
+        ids: Tensor,
+        lengths: Tensor,
+        firsts: Tensor,
+        end: int,
+        pairs: Tensor | None,
+        some: tuple[Tensor, Tensor] | None = None,
     ) -> PassOutputs:
         """Run a forward pass over new tokens `ids` `[slots, width]`. In slot b they follow
         lengths[b] cached tokens. No shape depends on the tensors' values. pairs: the inputs in
-        place of the ids; None for a model of tokens."""
-        self.cache.lay_out(lengths, ids.shape[1], end)
-        recorder, tap_states = HiddenStatesRecorder(), dict[int, Tensor]()
+        place of the ids; None for a model of tokens. some: which slots, and the flat indices of the
+        positions that need logits; None: the first slots, and all positions."""
+        places, picks = some or (None, None)
+        self.cache.lay_out(lengths, ids.shape[1], end, places)
+        recorder = HiddenStatesRecorder() if picks is None else SelectedPositions(picks)
+        tap_states = dict[int, Tensor]()
         with self.twin(self.cache, recorder, tap_states) as model:
             logits = model(
                 **self._make_inputs(ids, firsts, pairs), use_cache=True, return_dict=True
@@ -456,8 +611,8 @@ class GraphPass:
     """A forward pass, or a chain of them, with its own input buffers: ids `[rows, width]`, and
     lengths and first positions, `[rows]` each.
 
-    `guard` checks the operations of the first run. On CUDA the pass is then recorded, and all later
-    runs replay the recording. Each run overwrites the outputs of the previous run.
+    `guard` checks the operations of the first run. With a memory `pool`, the pass is then recorded,
+    and all later runs replay the recording. Each run overwrites the outputs of the previous run.
     """
 
     def __init__(
@@ -490,7 +645,7 @@ class GraphPass:
             with self.guard:
                 output = self.run(watched=True)
             self.guard = None
-            if self.pool is None or self.ids.shape[1] > MAX_RECORDED_WIDTH:
+            if self.pool is None:
                 return output
             self._record()
         if self.graph is None:
@@ -521,6 +676,14 @@ class GraphPass:
             ):
                 self.outputs = self.run()
             self.graph = graph
+
+
+class PromptPass(NamedTuple):
+    """A pass over pieces of prompts."""
+
+    run: GraphPass
+    places: Tensor  # the buffer for the slots of the pieces, [P]
+    picks: Tensor  # the buffer for the flat indices of the positions that need logits, [N]
 
 
 class RecordedChain(NamedTuple):
@@ -588,7 +751,7 @@ def _compare(model: GraphModel, layers: CompiledLayers) -> None:
         exact = float(deviation) <= MAX_LOGIT_DEVIATION * float(spread)  # False for NaN
         if not layers.refusal and not exact:
             layers.refuse(f"logits differ by {float(deviation / spread):.1e} of their spread")
-            model.passes.clear()
+            model.passes.clear()  # prompts run uncompiled layers
     if layers.refusal:
         model.runtime = "graphs"
 

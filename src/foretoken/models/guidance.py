@@ -55,6 +55,7 @@ class GuidedModel(Model):
             )
         self.holds = (model,)
         self.vocab_size, self.device = model.vocab_size, model.device
+        self.max_shared_width = model.max_shared_width
         self.runtime, self.compute_dtype = model.runtime, model.compute_dtype
         if model.context is not None:  # the sequence with the negative prompt may be the longer one
             self.context = model.context - self._negative_length + 1

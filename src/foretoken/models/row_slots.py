@@ -62,6 +62,11 @@ def compute_max_positions(lengths: list[int], unit: int) -> int:
     return len(lengths) * 2 * (max(lengths, default=0) + unit)
 
 
+def round_up_to_power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least n; 0 for 0."""
+    return 1 << (n - 1).bit_length() if n else 0
+
+
 def add_spare_rows(num_rows: int) -> int:
     """Return `num_rows` plus half as many, for sequences that may join later."""
     return num_rows + num_rows // 2
@@ -202,6 +207,19 @@ def pad_blocks(blocks: Blocks, device: torch.device) -> Tensor:
     width = max(map(len, blocks), default=0)
     rows = [b + [0] * (width - len(b)) for b in blocks]
     return send(torch.tensor(rows, dtype=torch.long), device)
+
+
+def cut_blocks(
+    blocks: Blocks, rows: list[int], start: int, width: int, device: torch.device
+) -> Tensor:
+    """Return up to `width` ids of the blocks of these sequences, from token `start` on, padded on
+    the right with id 0."""
+    if not isinstance(blocks, Tensor):
+        return pad_blocks([blocks[b][start : start + width] for b in rows], device)
+    cut = blocks[:, start : start + width]
+    if rows == list(range(len(blocks))):
+        return cut
+    return cut[send(torch.tensor(rows), device)]
 
 
 def check_sources(

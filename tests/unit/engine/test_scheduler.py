@@ -231,8 +231,10 @@ def test_a_long_prompt_is_read_beside_rows_that_go_on() -> None:
     assert long.new_tokens == alone(long, 2, "lookup")
 
 
-def test_a_policy_is_told_what_is_read_beside_its_rows() -> None:
-    """In all, and of that the tokens of prompts alone, whose time is not that of its steps."""
+@pytest.mark.parametrize(("limit", "told"), [(None, 3), (3, 3), (2, 0)])
+def test_a_policy_is_told_what_is_read_beside_its_rows(limit: int | None, told: int) -> None:
+    """In all, and of that the tokens of prompts alone, whose time is not that of its steps; but
+    not what the target runs in a pass of its own."""
     seen: list[OtherWork] = []
 
     class Watching(ForcedTokensOnly):
@@ -243,7 +245,9 @@ def test_a_policy_is_told_what_is_read_beside_its_rows() -> None:
             return super().choose_gammas(rows, beside)
 
     even = map(float, count())  # every step takes as long
-    core = EngineCore(TableModel(P, V), LookupDrafter(), 3, clock=even.__next__)
+    target = TableModel(P, V)
+    target.max_shared_width = limit
+    core = EngineCore(target, LookupDrafter(), 3, clock=even.__next__)
     first = SequenceState.from_request(Request([1, 2], 40, SequenceKey(0, 0)))
     core.add([SequenceTask(first, BLOCK, Watching())])
     for _ in range(2):
@@ -260,7 +264,8 @@ def test_a_policy_is_told_what_is_read_beside_its_rows() -> None:
     before = len(seen)
     core.step()
     assert seen[before - 1] == NO_OTHER_WORK
-    assert seen[before].prefill_positions == seen[before].positions == 3
+    assert seen[before].prefill_positions == seen[before].positions == told
+    assert seen[before].width == max(1, told)
     core.abort([task.seq for task in [*core.scheduler.running, *core.scheduler.waiting]])
 
 

@@ -15,6 +15,7 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import TokenChoice
 from foretoken.models.graph_pairs import GraphPairModel
 from foretoken.models.graphs import GraphPass, rehearse
+from foretoken.models.stock.pairs import StockPairModel
 from pairdrafts import eagle_file, on_graphs
 
 V, TAPS = 64, (1, 2, 3)
@@ -49,6 +50,48 @@ def test_a_draft_in_one_recording_is_that_of_a_pass_for_each_token(kept: list[in
     for one, other in zip(overlaps[:3], overlaps[3:], strict=True):
         assert torch.allclose(one, other, 0, 1e-6)
     assert 0 < chains == len(drafter.decoder.chains)  # and no pass of one token made another
+
+
+def test_long_blocks_beside_others() -> None:
+    """Each pass gets its own part of the pairs."""
+    target = tiny.llama(V, context=1024, num_hidden_layers=4).double()
+    network = eagle_file(V, TAPS, layers=2).read(target).network.double()
+    both = graphs, torch_model = GraphPairModel(network), StockPairModel(network)
+    random = torch.Generator().manual_seed(0)
+    for model in both:
+        model.start([[]] * 3)
+    for counts in ([3, 0, 70], [40, 2, 1], [1, 100, 600]):
+        shape = sum(counts), graphs.width
+        new = torch.randn(shape, generator=random, dtype=torch.float64)
+        need = [min(n, 2) for n in counts]
+        for model in both:
+            model.set_next_pairs(new, counts)
+        logits, expected = (model.score([[0] * n for n in counts], need) for model in both)
+        assert torch.allclose(logits, expected, 0, 1e-9)
+        assert torch.allclose(graphs.hidden, torch_model.hidden, 0, 1e-9)
+        for model in both:
+            model.permute([2, 0, 1])
+
+
+def test_a_prompt_does_not_widen_the_chain_of_others() -> None:
+    drafter: Any = on_graphs(TARGET, eagle_file(V, TAPS).read(TARGET))
+    decoder, table = drafter.decoder, drafter._table
+    other = StockPairModel(decoder.model)
+    random = torch.Generator().manual_seed(0)
+    counts = [3, 90, 1]
+    states = torch.randn(sum(counts), 3 * 32, generator=random, dtype=torch.float64)
+    tokens = torch.randint(V, (sum(counts),), generator=random).tolist()
+    for model in (decoder, other):
+        model.start([[]] * 3)
+    decoder.set_draft_pairs(tokens, states, table)
+    made = decoder.chain([[0] * n for n in counts], [2, 1, 3], TokenChoice(V), table)
+    assert decoder.lengths == [4, 90, 3]
+    assert {shape.width for shape, *_ in decoder.chains} == {3}
+    embedded = torch.cat([table[tokens], other.project_states(states)], -1)
+    other.set_next_pairs(embedded, counts)
+    logits = other.score([[0] * n for n in counts], [1] * 3)[:, 0]
+    assert torch.equal(made.tokens[:, 0], logits.argmax(-1))
+    assert torch.allclose(made.tops[:, 0], logits.amax(-1), 0, 1e-9)
 
 
 def test_what_does_not_fit_changes_nothing() -> None:

@@ -20,14 +20,10 @@ from foretoken.models.graphs import (
     rehearse,
     round_up_width,
 )
+from foretoken.models.row_slots import round_up_to_power_of_two
 from foretoken.models.stock import attention
 from foretoken.models.stock.cache import RaggedCache, RaggedLayer
-from foretoken.models.stock.fixed_cache import (
-    FixedCache,
-    FixedDecoderCache,
-    round_up_slots,
-    round_up_to_power_of_two,
-)
+from foretoken.models.stock.fixed_cache import FixedCache, FixedDecoderCache, round_up_slots
 from foretoken.models.stock.selfcheck import (
     CheckedBackend,
     CheckedSequences,

@@ -23,7 +23,12 @@ from foretoken.errors import RefusedError, log_error_kind
 from foretoken.models.base import SharedKV
 from foretoken.models.hidden_states import HiddenStateStore
 from foretoken.models.rewindable_states import PendingCursor, RecurrentStateLayer, RewindableRows
-from foretoken.models.row_slots import RowSlots, add_spare_rows, order_by_slot
+from foretoken.models.row_slots import (
+    RowSlots,
+    add_spare_rows,
+    count_needed_slots,
+    order_by_slot,
+)
 from foretoken.models.stock.positions import POSITION_IDS_METHOD, counts_own_positions
 from foretoken.transfer import send
 
@@ -76,9 +81,10 @@ class RaggedLayer(DynamicLayer):
         k, v = self.arrays
         return k[place, :, :slots], v[place, :, :slots]
 
-    def expose(self, rows: int, slots: int) -> KeysValues:
-        """Set `keys` and `values` to the first `rows` slots and `slots` positions."""
-        self.keys, self.values = (x[:rows, :, :slots] for x in self.arrays)
+    def expose(self, rows: slice | Tensor, slots: int) -> KeysValues:
+        """Set `keys` and `values` to these slots and to the first `slots` positions. They are
+        copies if `rows` is a tensor."""
+        self.keys, self.values = (x[rows, :, :slots] for x in self.arrays)
         return self.keys, self.values
 
 
@@ -120,6 +126,8 @@ class RaggedCache(RewindableRows, DynamicCache):
         # position of each slot's first new token, [B]; an int if all positions are equal
         self.offset: int | Tensor = 0
         self.positions = torch.empty(0)  # [B, width]: positions of the new tokens
+        # slots of the current forward pass, [B]; None: the first ones
+        self.places: Tensor | None = None
         self.last_keys: Any = None  # the keys that `update` returned last
         # Results of `compute_once` in this forward pass, by id of the source
         self.masks_by_source: dict[int, tuple[Tensor, Tensor]] = {}
@@ -224,13 +232,14 @@ class RaggedCache(RewindableRows, DynamicCache):
         if not isinstance(layer, RaggedLayer):
             return layer.update(*new, *args, **kwargs)
         if not layer.is_initialized:
-            layer.resize(new, self.rows, self.capacity, len(key_states))
+            layer.resize(new, self.rows, self.capacity, count_needed_slots(self.slots))
         for x, states in zip(layer.arrays, new, strict=True):
             if isinstance(self.offset, int):
                 x[: len(states), :, self.offset : self.end] = states
             else:
                 x[self.row, :, self.positions] = states.transpose(1, 2)
-        self.last_keys, values = layer.expose(len(key_states), self.end)
+        rows = slice(len(key_states)) if self.places is None else self.places
+        self.last_keys, values = layer.expose(rows, self.end)
         return self.last_keys, values
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
@@ -324,7 +333,7 @@ class CrossCache(EncoderDecoderCache):
         self.cross.prepare(0)
         self.cross.offset = 0
         for layer in self.cross.list_filled_parts():
-            layer.expose(len(self.cross.lengths), self.cross.end)
+            layer.expose(slice(len(self.cross.lengths)), self.cross.end)
 
     @property
     def source_shape(self) -> tuple[int, int]:

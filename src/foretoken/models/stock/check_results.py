@@ -23,7 +23,7 @@ from foretoken.models.stock.third_party import find_third_party_sources
 from foretoken.storage.cache import get_versions, load_cached_values, save_cached_value
 
 # Incremented when the check or a checked backend changes its results: then checks run again
-CHECK_FORMAT = 16
+CHECK_FORMAT = 17
 # By structure key: the deviation, or the error message of a family that failed
 RESULTS_FILE = "selfcheck.json"
 # Config fields that do not affect a check (quantized weights are dequantized when they are loaded)

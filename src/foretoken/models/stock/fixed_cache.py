@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken.models.row_slots import round_up_to_power_of_two
 from foretoken.models.stock.cache import CAPACITY_MULTIPLE, CrossCache, RaggedCache
 from foretoken.transfer import send
 
@@ -41,13 +42,15 @@ class FixedCache(RaggedCache):
         if (rows, capacity) != (self.rows, self.capacity):
             self.grow(rows, capacity)
 
-    def lay_out(self, offset: Tensor, width: int, end: int) -> None:
-        """Set the positions of the next `width` tokens of each slot b, after its offset[b] cached
-        tokens. The forward pass attends to the first `end` positions. `offset` is on the device; no
-        shape depends on its values."""
-        self.offset, self.width, self.end = offset, width, end
+    def lay_out(self, offset: Tensor, width: int, end: int, places: Tensor | None = None) -> None:
+        """Set the positions of the next `width` tokens of each slot places[b], after its offset[b]
+        cached tokens. The forward pass attends to the first `end` positions. `places`: different
+        slots; None: the first ones. Both tensors are on the device, and no shape depends on their
+        values."""
+        self.offset, self.width, self.end, self.places = offset, width, end, places
         self.max_context = end - width  # for which families compute a relative bias
-        self.row = torch.arange(len(offset), device=self.device)[:, None]
+        row = torch.arange(len(offset), device=self.device) if places is None else places
+        self.row = row[:, None]
         self.positions = offset[:, None] + torch.arange(width, device=self.device)
 
 
@@ -110,10 +113,10 @@ class FixedDecoderCache(FixedCache):
             self.source_lengths[: len(lengths)] = send(torch.tensor(lengths), self.device)
             self._sent = lengths
 
-    def lay_out(self, offset: Tensor, width: int, end: int) -> None:
-        super().lay_out(offset, width, end)
+    def lay_out(self, offset: Tensor, width: int, end: int, places: Tensor | None = None) -> None:
+        super().lay_out(offset, width, end, places)
         for layer in self.cross.list_filled_parts():
-            layer.expose(len(offset), self.source_end)
+            layer.expose(slice(len(offset)) if places is None else places, self.source_end)
 
 
 class FixedCrossCache(CrossCache):
@@ -130,14 +133,9 @@ class FixedCrossCache(CrossCache):
         return len(self.fixed.row), self.fixed.source_end
 
     def make_source_mask(self) -> Tensor:
-        slots, end = self.source_shape
-        lengths = self.fixed.source_lengths[:slots, None]
+        (rows, end), places = self.source_shape, self.fixed.places
+        lengths = self.fixed.source_lengths[slice(rows) if places is None else places, None]
         return (torch.arange(end, device=lengths.device) < lengths).long()
-
-
-def round_up_to_power_of_two(n: int) -> int:
-    """Return the smallest power of two that is at least n; 0 for 0."""
-    return 1 << (n - 1).bit_length() if n else 0
 
 
 def round_up_slots(slots: int) -> int:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 import pairs
 from foretoken import Engine, InputError, RefusedError, Speculator, attach, load
+from foretoken.models.graphs import GraphModel
 from foretoken.models.stock import sizes
 from foretoken.models.stock.attention import LongRopeEmbedding
 from foretoken.models.stock.model import CausalModel
@@ -96,6 +97,20 @@ def test_a_prompt_that_is_read_in_pieces_beside_others() -> None:
             texts |= {event.id: event.completion.tokens for event in events if event.completion}
     expected = [stock(model(**wide), prompt, n) for prompt, n in asked]
     assert [texts[id] for id in ids] == expected
+
+
+def test_pieces_of_both_kinds_of_rows_in_one_pass() -> None:
+    network: Any = model().double()
+    both = graphs, stock_model = GraphModel(network), CausalModel(network)
+    for each in both:
+        each.start([[], [5]])
+        each.set_long_context(True)
+        each.start([PROMPTS[-1]])
+    blocks = [PROMPTS[1][:36], [7], PROMPTS[-1][:35]]
+    logits, expected = (each.score(blocks, [2, 1, 3]) for each in both)
+    assert torch.allclose(logits, expected, 0, 1e-9)
+    assert (2, 64) in {key[:2] for key in graphs.prompt_passes}
+    assert graphs.long == stock_model.long == [False, False, True]
 
 
 def test_what_a_row_may_hold() -> None:
