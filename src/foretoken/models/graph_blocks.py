@@ -35,13 +35,13 @@ class GraphBlockModel(StockBlockModel):
 
     def __init__(self, draft: BlocksDraft) -> None:
         super().__init__(draft)
-        self.identity = f"{self.identity} on graphs"
+        self.identity: str | None = f"{self.identity} on graphs"
         self.dtype = self.network.fc.weight.dtype
         self.network.rotary[0].to(self.device)  # a recording cannot contain this copy
         self.cache: FixedCache = self._make_fixed_cache()
         self.shape = self.cache.shape  # the shape for which passes were recorded
-        self.appends: dict[int, GraphPass] = {}  # by number of hidden states
-        self.blocks: dict[tuple[int, int, int], GraphPass] = {}  # by slots, positions and end
+        self.append_passes: dict[int, GraphPass] = {}  # by number of hidden states
+        self.block_passes: dict[tuple[int, int, int], GraphPass] = {}  # by slots, width and end
         self.pool: Any = None
 
     def _make_fixed_cache(self) -> FixedCache:
@@ -110,13 +110,13 @@ class GraphBlockModel(StockBlockModel):
 
     def _get_append_pass(self, size: int) -> GraphPass:
         self._discard_outdated()
-        if size not in self.appends:
+        if size not in self.append_passes:
             states = torch.zeros(
                 size, self.network.fc.in_features, dtype=self.dtype, device=self.device
             )
             places = torch.zeros(size, 2, dtype=torch.long, device=self.device)
-            self.appends[size] = self._make_pass(self._append_states, [states, places])
-        return self.appends[size]
+            self.append_passes[size] = self._make_pass(self._append_states, [states, places])
+        return self.append_passes[size]
 
     def _append_states(self, states: Tensor, places: Tensor) -> None:
         """Write the keys and values of hidden states `[N, W]` to these slots and positions,
@@ -128,22 +128,19 @@ class GraphBlockModel(StockBlockModel):
                 array[slots, :, positions] = x
 
     def _get_block_pass(self, rows: int, width: int, end: int) -> GraphPass:
+        """Return the pass for numbers `[rows, 2 + width]`, in the order of slots: for each sequence
+        the length of its context, the size of its block without padding, and the block's ids."""
         self._discard_outdated()
         key = rows, width, end
-        if key not in self.blocks:
+        if key not in self.block_passes:
             numbers = torch.zeros(rows, 2 + width, dtype=torch.long, device=self.device)
-            self.blocks[key] = self._make_pass(lambda x: self._run_blocks(x, end), [numbers])
-        return self.blocks[key]
 
-    def _run_blocks(self, numbers: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """Return hidden states and logits at the draft tokens of blocks in the first slots.
+            def run(numbers: Tensor) -> tuple[Tensor, Tensor]:
+                self.cache.lay_out(numbers[:, 0], width, end)
+                return self._run_blocks(numbers[:, 2:], numbers[:, 1])
 
-        numbers: `[rows, 2 + n]`, for each slot: the length of its context, the size of its block
-            without padding, and the ids of its block.
-        """
-        lengths, sizes, ids = numbers[:, 0], numbers[:, 1], numbers[:, 2:]
-        self.cache.lay_out(lengths, ids.shape[1], end)
-        return self._run_network(self.embedding(ids), torch.arange(end, device=self.device), sizes)
+            self.block_passes[key] = self._make_pass(run, [numbers])
+        return self.block_passes[key]
 
     def _make_pass(self, run: Callable[..., Any], inputs: list[Tensor]) -> GraphPass:
         guard = RecordingGuard(type(self.network).__name__)
@@ -152,6 +149,6 @@ class GraphBlockModel(StockBlockModel):
     def _discard_outdated(self) -> None:
         """Discard all recordings if the cache has grown: they refer to the old tensors."""
         if self.shape != self.cache.shape:
-            self.appends.clear()
-            self.blocks.clear()
+            self.append_passes.clear()
+            self.block_passes.clear()
             self.shape, self.pool = self.cache.shape, make_memory_pool(self.device)

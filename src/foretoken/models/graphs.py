@@ -56,7 +56,7 @@ from foretoken.models.graph_prompts import (
     count_prompt_positions,
     cut_piece,
     group_pieces,
-    index_picks,
+    list_picks,
 )
 from foretoken.models.hidden_states import HiddenStates
 from foretoken.models.row_slots import (
@@ -311,7 +311,7 @@ class GraphModel(Model):
             self._send(lengths),
             self._send_first_positions(rows),
             self._send([self.cache.slots[b] for b in rows]),
-            send(index_picks(pieces, width, num_picks), self.device),
+            send(list_picks(pieces, width, num_picks), self.device),
         )
 
     def _store_tapped(

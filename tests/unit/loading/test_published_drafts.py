@@ -75,12 +75,11 @@ def test_blocks(kind: str, runtime: str, tmp_path: Path) -> None:
     draft = blocks_of(tmp_path / kind, target, kind)
     spec = foretoken.load(folder, draft, runtime=runtime)
     (model,) = spec.drafter.holds
-    draft_runtime = "transformers" if runtime == "graphs" else runtime
-    assert (spec.target.runtime, spec.drafter.runtime) == (runtime, draft_runtime)
+    assert (spec.target.runtime, spec.drafter.runtime) == (runtime, runtime)
     default = "int8" if runtime == "native" else "float32"
     assert spec.target.taps and model.compute_dtype == default
     assert_own_texts(spec)
-    assert spec.generate(PROMPTS[0], gamma=3)[0].stats.draft_runtime == draft_runtime
+    assert spec.generate(PROMPTS[0], gamma=3)[0].stats.draft_runtime == runtime
     spec = foretoken.load(folder, draft, runtime=runtime, draft_dtype="bfloat16")
     assert spec.drafter.holds[0].compute_dtype == "bfloat16"
     assert_own_texts(spec)
