@@ -104,6 +104,21 @@ def test_blocks_that_native_cannot_run_do_so_on_torch(
     assert_own_texts(spec)
 
 
+def test_blocks_that_cannot_be_recorded_run_on_torch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Dynamic frequencies depend on the longest position."""
+    target, folder = llama(tmp_path)
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    config = {**blocks.ZLAB, "rope_parameters": rope}
+    draft = saved(tmp_path / "draft", config, blocks.tensors(config, target))
+    with caplog.at_level("INFO"):
+        spec = foretoken.load(folder, draft, runtime="graphs")
+    assert (spec.target.runtime, spec.drafter.runtime) == ("graphs", "transformers")
+    assert "BlockNetwork cannot be run in fixed shapes" in caplog.text
+    assert_own_texts(spec)
+
+
 @pytest.mark.native
 def test_a_stored_conversion_of_blocks_is_for_one_target(tmp_path: Path) -> None:
     """Most have the target's output layer, which other targets do not have."""

@@ -223,3 +223,20 @@ def test_a_network_that_cannot_be_recorded_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(GraphPass, "__call__", fails)
     with pytest.raises(RefusedError, match="cannot be recorded as a CUDA graph: RuntimeError$"):
         GraphBlockModel(ready(DSPARK, TARGET)).rehearse()
+
+
+def test_what_a_tensor_held_before_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New arrays are filled only in used slots, and masked values are multiplied by 0."""
+
+    def make_nan(x: Tensor, *shape: int, **given: Any) -> Tensor:
+        return x.new_full(shape, torch.nan, **given)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", make_nan)
+    both = Both(DSPARK)
+    both.start(3)
+    both.append(0, 2, 70)
+    both.predict(3, 1, 4)
+    both.leave(0, 2)
+    both.start(2)
+    both.append(1, 0, 200)
+    both.predict(4, 4, 4)
