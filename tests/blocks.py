@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 
 from foretoken.drafters.dflash import BlockDrafter
 from foretoken.models.base import Model
+from foretoken.models.graph_blocks import GraphBlockModel
+from foretoken.models.graphs import GraphModel
 from foretoken.models.native.block_model import NativeBlockModel
 from foretoken.models.native.block_reader import BlockDecoder
 from foretoken.models.native.conversion import NativeConversion
@@ -66,9 +68,16 @@ def draft(
     config: dict[str, Any], target: PreTrainedModel, given: dict[str, Tensor] | None = None
 ) -> StockBlockModel:
     """The same on torch, in the target's precision."""
+    return StockBlockModel(ready(config, target, given))
+
+
+def ready(
+    config: dict[str, Any], target: PreTrainedModel, given: dict[str, Tensor] | None = None
+) -> BlocksDraft:
+    """The same as it is read, in the target's precision."""
     read = filed(config, target, tensors(config, target) if given is None else given)
-    read.network.to(target.dtype)
-    return StockBlockModel(read)
+    read.network.to(target.device, target.dtype)
+    return read
 
 
 def pair(
@@ -77,6 +86,16 @@ def pair(
     """A target that shows its states, and a drafter upon it."""
     model = draft(config, network)
     target = CausalModel(network)
+    target.tap(model.taps)
+    return target, kind(target, model)
+
+
+def graph_pair(
+    config: dict[str, Any], network: PreTrainedModel, kind: type[BlockDrafter] = BlockDrafter
+) -> tuple[Model, BlockDrafter]:
+    """The same pair in fixed shapes."""
+    model = GraphBlockModel(ready(config, network))
+    target = GraphModel(network)
     target.tap(model.taps)
     return target, kind(target, model)
 

@@ -16,7 +16,17 @@ import pytest
 
 import pairs
 import tiny
-from blocks import CONFIDENT, DFLASH2, DOMINO, DSPARK, ZLAB, draft, native_pair, pair
+from blocks import (
+    CONFIDENT,
+    DFLASH2,
+    DOMINO,
+    DSPARK,
+    ZLAB,
+    draft,
+    graph_pair,
+    native_pair,
+    pair,
+)
 from exact.worlds import Case, bias
 from foretoken import SamplingParams, Speculator
 from foretoken.drafters.base import Draft
@@ -154,6 +164,7 @@ def test_other_distributions_than_those_drawn_from_show(name, liar, rule, monkey
     ("make", "config", "rule"),
     [
         *((pair, config, rule) for config in (CONFIDENT, ZLAB) for rule in ("block", "coupled")),
+        *((graph_pair, config, "block") for config in (CONFIDENT, DFLASH2)),
         *(
             pytest.param(native_pair, config, "block", marks=pytest.mark.native)
             for config in (CONFIDENT, DFLASH2)

@@ -21,7 +21,7 @@ LAYERS = [
     ["models.stock", "models.store", "sampling", "theory"],
     ["models.graph_chain"],
     ["drafters.base", "generation_config", "models.graphs", "models.native"],
-    ["models.graph_pairs", "records"],
+    ["models.graph_blocks", "models.graph_pairs", "records"],
     ["request"],
     ["controls"],
     ["inputs", "transformers_integration"],

@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+import blocks
 import pairs
 import tiny
 from foretoken.drafters.lm import LMDrafter
@@ -105,6 +106,7 @@ def reads(
     rows = fresh(params)
     parts = target, getattr(drafter, "model", None), getattr(drafter, "decoder", None)
     networks = [m.model for m in parts if m is not None]
+    networks += [m.network for m in (getattr(drafter, "blocks", None),) if m is not None]
     found = []
     with Pretend(*networks) as pretend:
         sources = [[*prompt] for prompt in pairs.PROMPTS] if target.encoder_decoder else None
@@ -166,6 +168,20 @@ def test_a_draft_over_hidden_states(case: str) -> None:
     reads_of = reads(CASES[case], "block", gammas, drafter, drafter.target)
     assert reads_of == [["tolist"]] * len(gammas)
     assert drafter.decoder.chains
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("config", [blocks.ZLAB, blocks.DFLASH2, blocks.DOMINO, blocks.DSPARK])
+def test_a_draft_by_blocks(config: dict[str, Any], case: str) -> None:
+    network = tiny.llama(pairs.V, context=256, num_hidden_layers=4).double()
+    target, made = blocks.graph_pair(config, network)
+    drafter: Any = made
+    for array in [x for layer in drafter.blocks.cache.list_parts() for x in layer.arrays]:
+        array.there = True
+    target.expose_hidden_states(drafter.count_cached_tokens)
+    gammas = [[0] * 3, [4] * 3, [3, 0, 1], [4, 4, 4]]
+    assert reads(CASES[case], "block", gammas, drafter, target) == [["tolist"]] * len(gammas)
 
 
 class Reader(LMDrafter):

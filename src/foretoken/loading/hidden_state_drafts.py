@@ -39,6 +39,7 @@ from foretoken.loading.sources import ModelSource
 from foretoken.loading.target import LoadedTarget, PendingDraft, TargetEmbeddings, TargetInfo
 from foretoken.loading.weights import FolderWeights
 from foretoken.models.base import Model
+from foretoken.models.graph_blocks import GraphBlockModel
 from foretoken.models.graph_pairs import GraphPairModel
 from foretoken.models.graphs import rehearse
 from foretoken.models.hidden_states import FINAL_TAP
@@ -59,6 +60,7 @@ from foretoken.storage.cache import load_cached_values, save_cached_value
 
 log = logging.getLogger(__name__)
 
+GRAPH_RUNTIMES = "graphs", "compiled"
 TAP_CHOICES_FILE = "taps.json"  # stored choices between the inputs and the outputs of layers
 TRIAL_TOKENS = 200  # new tokens of the target on which each choice is measured
 TRIAL_GAMMA = 4
@@ -218,8 +220,8 @@ def _prepare_blocks(
 def _make_block_model(
     source: PublishedDraft | None, blocks: BlocksDraft, target: Model, dtype: str | None
 ) -> BlockModel:
-    """Return a block draft's model. It runs on the native decoder, in int8 by default, if the
-    target runs there and the native decoder supports the draft. Otherwise it runs on torch."""
+    """Return a block draft's model. It runs on the target's backend, in int8 by default on the
+    native decoder, if this backend supports the draft. Otherwise it runs on torch."""
     dtype = None if dtype == "auto" else dtype
     if target.runtime == "native":
         try:
@@ -229,6 +231,11 @@ def _make_block_model(
         except RefusedError as refusal:
             log.info("%s", refusal)
     blocks.network.to(target.device, _choose_torch_dtype(target, dtype))
+    if target.runtime in GRAPH_RUNTIMES:
+        try:
+            return GraphBlockModel(blocks).rehearse()
+        except RefusedError as refusal:
+            log.info("%s", refusal)
     return StockBlockModel(blocks)
 
 
@@ -319,7 +326,7 @@ class PendingPairsDraft:
         ready = ready.to(target.device, _choose_torch_dtype(target, dtype))
         if isinstance(network, MtpStackNetwork):
             return StockMtpStack(ready)
-        if target.runtime in ("graphs", "compiled"):
+        if target.runtime in GRAPH_RUNTIMES:
             try:
                 return cast(HiddenStateDraftModel, rehearse(GraphPairModel(ready)))
             except RefusedError as refusal:

@@ -64,7 +64,7 @@ def group_pieces(pieces: list[PromptPiece], end: int) -> list[tuple[int, list[Pr
     return passes
 
 
-def index_picks(pieces: list[PromptPiece], width: int, num_picks: int) -> Tensor:
+def list_picks(pieces: list[PromptPiece], width: int, num_picks: int) -> Tensor:
     """Return the flat indices of the needed positions in a pass `[P, width]`: `num_picks` for each
     piece, its first position in place of missing ones."""
     picks: list[int] = []

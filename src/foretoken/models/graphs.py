@@ -13,22 +13,19 @@ passes run without recording, for tests.
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
-from threading import Lock
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from foretoken.errors import RefusedError, log_error_kind
+from foretoken.errors import RefusedError
 from foretoken.media.inputs import Media
 from foretoken.models.base import (
     Blocks,
@@ -47,13 +44,19 @@ from foretoken.models.graph_chain import (
     round_up_gamma,
     select_chained,
 )
+from foretoken.models.graph_pass import (
+    GraphPass,
+    RecordingGuard,
+    make_memory_pool,
+    refuse_failed_recording,
+)
 from foretoken.models.graph_prompts import (
     PromptPiece,
     RowOutputs,
     count_prompt_positions,
     cut_piece,
     group_pieces,
-    index_picks,
+    list_picks,
 )
 from foretoken.models.hidden_states import HiddenStates
 from foretoken.models.row_slots import (
@@ -91,47 +94,6 @@ from foretoken.transfer import send
 log = logging.getLogger(__name__)
 
 
-class RecordingGuard(TorchDispatchMode):
-    """Refuses operations that a CUDA graph cannot contain: operations whose shapes depend on data,
-    that make the host wait, or that copy between host and device. Raises RefusedError, which
-    names the model `owner`."""
-
-    BARRED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-
-    def __init__(self, owner: str) -> None:
-        super().__init__()
-        self.owner = owner
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        name = str(func)
-        if "aten.index" in name:  # its shape depends on data if an index is a boolean mask
-            indices = args[1] if isinstance(args[1], list | tuple) else []
-            barred = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
-        elif "copy" in name:  # a forbidden copy would break more than the recording
-            barred = copies_between_devices(args, kwargs or {})
-        else:
-            barred = any(tag in func.tags for tag in self.BARRED_TAGS)
-        if barred:
-            raise RefusedError(
-                f"{self.owner} cannot be run in fixed shapes: its operations depend on computed "
-                f"values ({name}); give runtime='transformers'"
-            )
-        with self:  # check the parts of a composite operation as well
-            result = func.decompose(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {})) if result is NotImplemented else result
-
-
-def copies_between_devices(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether a copy with these arguments is between two types of device, such as CPU and
-    CUDA."""
-    device_types = {x.device.type for x in args if isinstance(x, Tensor)}
-    if kwargs.get("device") is not None:
-        device_types.add(torch.device(kwargs["device"]).type)
-    return len(device_types) > 1
-
-
 def round_up_width(tokens: int) -> int:
     """Return the smallest recorded width with room for this many tokens: 1 + gamma for a gamma that
     is 0 or a power of two (1, 2, 3, 5, 9, 17, ...)."""
@@ -146,7 +108,6 @@ class PassOutputs(NamedTuple):
     tapped: Tensor | None  # [rows, width, W], the hidden states at the taps; None: there are none
 
 
-RECORDING_LOCK = Lock()  # a recording begins by waiting for all work on the device
 REHEARSAL_BLOCKS = [[0]], [[0, 0]]
 REHEARSAL_FILTERS = [(1.0, 1, 0.5, 0.1)]
 # the second prompt, for attention by blocks, has more blocks than the first
@@ -192,9 +153,9 @@ class GraphModel(Model):
         # by number of slots, width, end and source end
         self.passes: dict[tuple[int, int, int, int], GraphPass] = {}
         # by number of slots, width, end, source end and picks
-        self.prompt_passes: dict[tuple[int, ...], PromptPass] = {}
+        self.prompt_passes: dict[tuple[int, ...], GraphPass] = {}
         # by shape, source end, and the addresses of the tables that a chain uses
-        self.chains: dict[tuple[ChainShape, int, tuple[int, ...]], RecordedChain] = {}
+        self.chains: dict[tuple[ChainShape, int, tuple[int, ...]], GraphPass] = {}
         self._q = torch.empty(0)  # of the chains; a new one if a chain needs more
         self.shape = self.cache.shape  # the shape for which passes and chains were recorded
         self.pool: Any = None
@@ -345,13 +306,12 @@ class GraphModel(Model):
         self.cache.reserve(len(self.cache.slots), end)
         self._fill_buffer(rows, start, (len(rows), width))
         num_picks = round_up_to_power_of_two(max(1, *(len(piece.needed) for piece in pieces)))
-        recorded = self._get_prompt_pass(len(rows), width, end, num_picks)
-        recorded.places.copy_(self._send([self.cache.slots[b] for b in rows]))
-        recorded.picks.copy_(send(index_picks(pieces, width, num_picks), self.device))
-        return recorded.run(
+        return self._get_prompt_pass(len(rows), width, end, num_picks)(
             cut_blocks(blocks, rows, start, width, self.device),
             self._send(lengths),
             self._send_first_positions(rows),
+            self._send([self.cache.slots[b] for b in rows]),
+            send(list_picks(pieces, width, num_picks), self.device),
         )
 
     def _store_tapped(
@@ -397,12 +357,13 @@ class GraphModel(Model):
         self.cache.reserve(B, end)
         sampled, rows = choice.filters is not None, round_up_to_power_of_two(B)
         shape = ChainShape(rows, width, G, end, sampled, is_ranked(choice))
-        recorded = self._get_chain(shape, choice.ids, table)
         numbers = send(pack_numbers(counts, budget, choice), self.device)
-        recorded.numbers[:B, : numbers.shape[1]] = self.cache.to_slot_order(numbers)
-        ids = self.cache.to_slot_order(pad_blocks(blocks, self.device))
-        firsts = self._send_first_positions(self.cache.order)
-        chained = recorded.run(ids, self._send_lengths(), firsts)
+        chained = self._get_chain(shape, choice.ids, table)(
+            self.cache.to_slot_order(pad_blocks(blocks, self.device)),
+            self._send_lengths(),
+            self._send_first_positions(self.cache.order),
+            self.cache.to_slot_order(numbers),
+        )
         self._advance([n + max(0, g - 1) for n, g in zip(counts, budget, strict=True)])
         slots = self.cache.slots
         aligned = slots == list(range(B))
@@ -477,7 +438,7 @@ class GraphModel(Model):
             self._discard_passes()
             self.chains.clear()
             self.shape = self.cache.shape
-            self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+            self.pool = make_memory_pool(self.device)
 
     def _discard_passes(self) -> None:
         self.passes.clear()
@@ -485,22 +446,25 @@ class GraphModel(Model):
 
     def _get_chain(
         self, shape: ChainShape, target_ids: Tensor | None, table: Tensor | None
-    ) -> RecordedChain:
+    ) -> GraphPass:
         self._discard_outdated()
         tables = target_ids, table
         key = shape, self.cache.source_end, tuple(0 if x is None else x.data_ptr() for x in tables)
         if key not in self.chains:
-            numbers, q = shape.make_buffer(self.device), self._get_q(shape)
+            q = self._get_q(shape)
 
-            def forward(ids: Tensor, lengths: Tensor, firsts: Tensor) -> ChainedTokens:
+            # refers to the tables, so that they stay at the addresses in the key
+            def forward(
+                ids: Tensor, lengths: Tensor, firsts: Tensor, numbers: Tensor
+            ) -> ChainedTokens:
                 def run_pass(ids: Tensor, lengths: Tensor, states: Tensor | None) -> Any:
                     pairs = self._make_pairs(ids, states, table)
                     return self._forward(ids, lengths, firsts, shape.end, pairs)[:2]
 
                 return chain_passes(run_pass, ids, lengths, numbers, shape, q, target_ids)
 
-            run = self._make_pass(shape.rows, shape.width, forward, self.pool)
-            self.chains[key] = RecordedChain(run, numbers, tables)
+            numbers = shape.make_buffer(self.device)
+            self.chains[key] = self._make_pass(shape[:2], forward, self.pool, numbers)
         return self.chains[key]
 
     def _get_q(self, shape: ChainShape) -> Tensor:
@@ -528,43 +492,42 @@ class GraphModel(Model):
             def forward(ids: Tensor, lengths: Tensor, firsts: Tensor) -> PassOutputs:
                 return self._forward(ids, lengths, firsts, end, self._make_pairs(ids, None, None))
 
-            self.passes[key] = self._make_pass(rows, width, forward, self.pool)
+            self.passes[key] = self._make_pass((rows, width), forward, self.pool)
         return self.passes[key]
 
-    def _get_prompt_pass(self, rows: int, width: int, end: int, num_picks: int) -> PromptPass:
+    def _get_prompt_pass(self, rows: int, width: int, end: int, num_picks: int) -> GraphPass:
         self._discard_outdated()
         key = rows, width, end, self.cache.source_end, num_picks
         if key not in self.prompt_passes:
-            places = torch.zeros(rows, dtype=torch.long, device=self.device)
-            picks = places.new_zeros(rows * num_picks)
 
-            def forward(ids: Tensor, lengths: Tensor, firsts: Tensor) -> PassOutputs:
+            def forward(
+                ids: Tensor, lengths: Tensor, firsts: Tensor, places: Tensor, picks: Tensor
+            ) -> PassOutputs:
                 pairs = self._make_pairs(ids, None, None)
                 return self._forward(ids, lengths, firsts, end, pairs, (places, picks))
 
             # more picks are rare, and a recording would hold the memory of their logits
             pool = self.pool if num_picks == 1 else None
-            run = self._make_pass(rows, width, forward, pool)
-            self.prompt_passes[key] = PromptPass(run, places, picks)
+            places = torch.zeros(rows, dtype=torch.long, device=self.device)
+            picks = places.new_zeros(rows * num_picks)
+            self.prompt_passes[key] = self._make_pass((rows, width), forward, pool, places, picks)
         return self.prompt_passes[key]
 
     def _make_pass(
-        self,
-        rows: int,
-        width: int,
-        run: Callable[[Tensor, Tensor, Tensor], Any],
-        pool: Any,
+        self, shape: tuple[int, int], run: Callable[..., Any], pool: Any, *more: Tensor
     ) -> GraphPass:
-        """Return a pass that runs `run` over ids, lengths and first positions, and is recorded with
-        this memory pool; None: it is not recorded."""
-        layers = self.layers if width <= MAX_SHARED_WIDTH else None
+        """Return a pass that runs `run` over ids of this shape, lengths, first positions and `more`
+        buffers, and is recorded with this memory pool; None: it is not recorded."""
+        layers = self.layers if shape[1] <= MAX_SHARED_WIDTH else None
 
-        def forward(ids: Tensor, lengths: Tensor, firsts: Tensor, watched: bool) -> Any:
+        def forward(*inputs: Tensor, watched: bool) -> Any:
             with nullcontext() if layers is None or watched else layers.activate():
-                return run(ids, lengths, firsts)
+                return run(*inputs)
 
+        ids = torch.zeros(shape, dtype=torch.long, device=self.device)
+        lengths, firsts = (ids.new_zeros(shape[0]) for _ in range(2))
         guard = RecordingGuard(type(self.model).__name__)
-        return GraphPass(forward, guard, (rows, width), self.device, pool)
+        return GraphPass(forward, guard, [ids, lengths, firsts, *more], pool)
 
     def _forward(
         self,
@@ -607,105 +570,6 @@ class GraphModel(Model):
         return inputs | make_cache_argument(self.model, self.cache)
 
 
-class GraphPass:
-    """A forward pass, or a chain of them, with its own input buffers: ids `[rows, width]`, and
-    lengths and first positions, `[rows]` each.
-
-    `guard` checks the operations of the first run. With a memory `pool`, the pass is then recorded,
-    and all later runs replay the recording. Each run overwrites the outputs of the previous run.
-    """
-
-    def __init__(
-        self,
-        forward: Callable[[Tensor, Tensor, Tensor, bool], Any],
-        guard: RecordingGuard,
-        shape: tuple[int, int],
-        device: torch.device,
-        pool: Any,
-    ) -> None:
-        self.forward, self.pool = forward, pool
-        self.ids = torch.zeros(shape, dtype=torch.long, device=device)
-        self.lengths = torch.zeros(shape[0], dtype=torch.long, device=device)
-        self.first_positions = torch.zeros_like(self.lengths)
-        self.guard: RecordingGuard | None = guard
-        self.graph: Any = None
-        self.outputs: Any = None
-
-    def __call__(self, ids: Tensor, lengths: Tensor, firsts: Tensor | None) -> Any:
-        """Return the outputs for these ids. The rest of the buffer is set to id 0: an id left over
-        from the previous run may have NaN values, which the mask's weight of 0 does not remove."""
-        self.ids.zero_()
-        self.ids[: ids.shape[0], : ids.shape[1]] = ids
-        self.lengths.zero_()
-        self.lengths[: len(lengths)] = lengths
-        self.first_positions.zero_()
-        if firsts is not None:
-            self.first_positions[: len(firsts)] = firsts
-        if self.guard is not None:
-            with self.guard:
-                output = self.run(watched=True)
-            self.guard = None
-            if self.pool is None:
-                return output
-            self._record()
-        if self.graph is None:
-            return self.run()
-        self.graph.replay()
-        return self.outputs
-
-    def run(self, watched: bool = False) -> Any:
-        """Run the forward pass. watched: True if `guard` checks the operations; the layers then run
-        uncompiled."""
-        return self.forward(self.ids, self.lengths, self.first_positions, watched)
-
-    def _record(self) -> None:
-        """Record a graph, after two warm-up runs in which libraries choose their kernels. Each run
-        writes the same keys and values to the same positions, so the repetitions do no harm."""
-        with RECORDING_LOCK, torch.cuda.device(self.ids.device):
-            side = torch.cuda.Stream()  # CUDA requires warm-up on a side stream
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(2):
-                    self.run()
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            mode = "thread_local"  # other threads may use CUDA, except to synchronize the device
-            with (
-                pause_garbage_collection(),
-                torch.cuda.graph(graph, pool=self.pool, capture_error_mode=mode),
-            ):
-                self.outputs = self.run()
-            self.graph = graph
-
-
-class PromptPass(NamedTuple):
-    """A pass over pieces of prompts."""
-
-    run: GraphPass
-    places: Tensor  # the buffer for the slots of the pieces, [P]
-    picks: Tensor  # the buffer for the flat indices of the positions that need logits, [N]
-
-
-class RecordedChain(NamedTuple):
-    """The draft tokens of a step as one recording."""
-
-    run: GraphPass
-    numbers: Tensor  # the buffer for `graph_chain.pack_numbers`
-    tables: tuple[Tensor | None, Tensor | None]  # the target's ids and embeddings
-
-
-@contextmanager
-def pause_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection during a recording, which would fail if an old graph was freed."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def make_rehearsal_choice(V: int) -> TokenChoice:
     """Return a choice of two tokens that needs every operation that a chain can need."""
     return TokenChoice(V, None, REHEARSAL_FILTERS, torch.zeros(2, 1, dtype=torch.float64))
@@ -714,19 +578,13 @@ def make_rehearsal_choice(V: int) -> TokenChoice:
 def rehearse(model: GraphModel) -> GraphModel:
     """Run and record a few short forward passes, and return the model. Raises RefusedError if they
     cannot be recorded."""
-    try:
+    with refuse_failed_recording(type(model.model).__name__):
         model.start([[0]], [[0]] if model.encoder_decoder else None)
         model.rehearse()
         model.chains.clear()  # a target needs none
         model.leave([0])
         if model.layers is not None:
             _compare(model, model.layers)
-    except RefusedError:
-        raise
-    except Exception as error:  # recording raises many classes of errors
-        name = type(model.model).__name__
-        problem = f"{name} cannot be recorded as a CUDA graph: {log_error_kind(error)}"
-        raise RefusedError(problem) from error
     return model
 
 

@@ -75,12 +75,11 @@ def test_blocks(kind: str, runtime: str, tmp_path: Path) -> None:
     draft = blocks_of(tmp_path / kind, target, kind)
     spec = foretoken.load(folder, draft, runtime=runtime)
     (model,) = spec.drafter.holds
-    draft_runtime = "transformers" if runtime == "graphs" else runtime
-    assert (spec.target.runtime, spec.drafter.runtime) == (runtime, draft_runtime)
+    assert (spec.target.runtime, spec.drafter.runtime) == (runtime, runtime)
     default = "int8" if runtime == "native" else "float32"
     assert spec.target.taps and model.compute_dtype == default
     assert_own_texts(spec)
-    assert spec.generate(PROMPTS[0], gamma=3)[0].stats.draft_runtime == draft_runtime
+    assert spec.generate(PROMPTS[0], gamma=3)[0].stats.draft_runtime == runtime
     spec = foretoken.load(folder, draft, runtime=runtime, draft_dtype="bfloat16")
     assert spec.drafter.holds[0].compute_dtype == "bfloat16"
     assert_own_texts(spec)
@@ -102,6 +101,21 @@ def test_blocks_that_native_cannot_run_do_so_on_torch(
     with caplog.at_level("INFO"):
         spec = foretoken.load(folder, draft, runtime="native")
     assert spec.drafter.runtime == "transformers" and "shorter than the block" in caplog.text
+    assert_own_texts(spec)
+
+
+def test_blocks_that_cannot_be_recorded_run_on_torch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Dynamic frequencies depend on the longest position."""
+    target, folder = llama(tmp_path)
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    config = {**blocks.ZLAB, "rope_parameters": rope}
+    draft = saved(tmp_path / "draft", config, blocks.tensors(config, target))
+    with caplog.at_level("INFO"):
+        spec = foretoken.load(folder, draft, runtime="graphs")
+    assert (spec.target.runtime, spec.drafter.runtime) == ("graphs", "transformers")
+    assert "BlockNetwork cannot be run in fixed shapes" in caplog.text
     assert_own_texts(spec)
 
 

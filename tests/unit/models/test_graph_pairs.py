@@ -14,7 +14,8 @@ from foretoken import Engine, Speculator
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import TokenChoice
 from foretoken.models.graph_pairs import GraphPairModel
-from foretoken.models.graphs import GraphPass, rehearse
+from foretoken.models.graph_pass import GraphPass
+from foretoken.models.graphs import rehearse
 from foretoken.models.stock.pairs import StockPairModel
 from pairdrafts import eagle_file, on_graphs
 
@@ -120,7 +121,7 @@ def test_it_is_loaded_beside_a_target_on_graphs(
     assert [text.tokens for text in drafted] == [text.tokens for text in plain]
     assert decoder.chains and sum(text.stats.drafted for text in drafted) > 0
 
-    def fails(self: GraphPass, ids: Any, lengths: Any, firsts: Any) -> Any:
+    def fails(self: GraphPass, *inputs: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     network = eagle_file(320, TAPS).read(target).network

@@ -10,8 +10,9 @@ import torch
 
 import pairs
 import tiny
+from foretoken.models.graph_pass import GraphPass
 from foretoken.models.graph_prompts import count_prompt_positions, cut_piece, group_pieces
-from foretoken.models.graphs import GraphModel, GraphPass
+from foretoken.models.graphs import GraphModel
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import CheckedSequences
 from tiny_families import FAMILIES
@@ -137,7 +138,7 @@ def count_run_positions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]
     run = GraphPass.__call__
 
     def watched(self: GraphPass, *given: Any) -> Any:
-        shapes.append(tuple(self.ids.shape))
+        shapes.append(tuple(self.inputs[0].shape))
         return run(self, *given)
 
     monkeypatch.setattr(GraphPass, "__call__", watched)
@@ -204,7 +205,7 @@ def test_other_prompts_do_the_same_work(name: str, monkeypatch: pytest.MonkeyPat
         rows.back(*sizes)
         rows.permute([2, 0, 1])
     runner: Any = rows.runner
-    works = [seen[id(each.run)] for each in runner.prompt_passes.values() if id(each.run) in seen]
+    works = [seen[id(each)] for each in runner.prompt_passes.values() if id(each) in seen]
     assert max(map(len, works)) > 1
     assert all(work == each[0] for each in works for work in each)
 

@@ -13,13 +13,8 @@ import pairs
 from foretoken.errors import RefusedError
 from foretoken.loading.facts import ModelFacts, Placement
 from foretoken.loading.runtimes.place import place
-from foretoken.models.graphs import (
-    GraphModel,
-    GraphPass,
-    RecordingGuard,
-    rehearse,
-    round_up_width,
-)
+from foretoken.models.graph_pass import GraphPass, RecordingGuard
+from foretoken.models.graphs import GraphModel, rehearse, round_up_width
 from foretoken.models.row_slots import round_up_to_power_of_two
 from foretoken.models.stock import attention
 from foretoken.models.stock.cache import RaggedCache, RaggedLayer
@@ -153,14 +148,13 @@ def test_no_number_changes_the_work(name: str, monkeypatch: pytest.MonkeyPatch) 
     seen: dict[tuple[int, ...], list[Any]] = {}
     run = GraphPass.__call__
 
-    def watched(self: GraphPass, ids: torch.Tensor, lengths: torch.Tensor, firsts: Any) -> Any:
+    def watched(self: GraphPass, *inputs: Any) -> Any:
         if self.guard is not None:  # under the guard, and buffers are made
-            return run(self, ids, lengths, firsts)
-        self.ids[: ids.shape[0], : ids.shape[1]] = ids
-        self.lengths[: len(lengths)] = lengths
+            return run(self, *inputs)
+        self.fill(*inputs)
         with Work() as work:
             logits = self.run()
-        seen.setdefault((*self.ids.shape, id(self)), []).append(work.done)
+        seen.setdefault((*self.inputs[0].shape, id(self)), []).append(work.done)
         return logits
 
     monkeypatch.setattr(GraphPass, "__call__", watched)
@@ -247,7 +241,7 @@ def test_compiled_encoder_decoders_and_int8_are_refused() -> None:
 
 
 def test_a_rehearsal_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: GraphPass, ids: Any, lengths: Any, firsts: Any) -> Any:
+    def fails(self: GraphPass, *inputs: Any) -> Any:
         raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
     model = rehearse(GraphModel(build("Llama")))

@@ -85,10 +85,11 @@ class NativeBlockModel(BlockDraftModel):
             made.logits[b, n:] = made.hidden[b, n:] = 0
         return made.hidden, made.logits
 
-    def _append(self, states: Tensor, counts: list[int]) -> None:
+    def _append(self, states: Tensor, counts: list[int]) -> int:
         rows = list(zip(self.seqs, counts, strict=True))
         parts = [SequencePart(seq, seq.length, [0] * n, 0, 0) for seq, n in rows if n]
         self.context_kv.input_states = self.join(states).contiguous()
         self.context_kv.run(parts, 0, 0, return_tapped=False)
         for seq, n in rows:  # only after the pass: if memory does not suffice, nothing has changed
             seq.length += n
+        return 1

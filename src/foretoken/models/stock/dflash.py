@@ -340,17 +340,17 @@ class BlockDraftModel(Component, ABC):
     def append_context(self, states: list[Tensor]) -> int:
         """Append the target's hidden states, one `[n, W]` for each sequence, to the contexts.
         Returns the number of forward passes."""
-        max_new = max(map(len, states), default=0)
+        max_new, passes = max(map(len, states), default=0), 0
         for at in range(0, max_new, PREFILL_CHUNK_TOKENS):
             parts = [x[at : at + PREFILL_CHUNK_TOKENS] for x in states]
             flat = torch.cat([part for part in parts if len(part)])
-            self._append(flat, [len(part) for part in parts])
-        return -(-max_new // PREFILL_CHUNK_TOKENS)
+            passes += self._append(flat, [len(part) for part in parts])
+        return passes
 
     @abstractmethod
-    def _append(self, states: Tensor, counts: list[int]) -> None:
+    def _append(self, states: Tensor, counts: list[int]) -> int:
         """Append counts[b] of the hidden states `[sum(counts), W]` to the context of each sequence
-        b."""
+        b. Returns the number of forward passes."""
 
     @torch.inference_mode()
     def condition_on_previous(
@@ -421,10 +421,14 @@ class StockBlockModel(BlockDraftModel):
         skip = self.num_anchors
         block = torch.full((len(anchors), max(counts) + skip), self.layout.mask_token_id)
         block[:, 0] = torch.tensor(anchors)
-        sizes = send(torch.tensor(counts), self.device) + skip
-        return self._forward_block(self.embedding(send(block, self.device)), sizes)
+        cache, sizes = self.cache, send(torch.tensor(counts), self.device) + skip
+        cache.prepare(block.shape[1])
+        ids, sizes = (cache.to_slot_order(x) for x in (send(block, self.device), sizes))
+        states, logits = self._run_blocks(ids, sizes)
+        slots = send(torch.tensor(cache.slots), self.device)
+        return states[slots], logits[slots]
 
-    def _append(self, states: Tensor, counts: list[int]) -> None:
+    def _append(self, states: Tensor, counts: list[int]) -> int:
         """Append hidden states to the contexts. Keys and values do not depend on other tokens, so
         they are computed before the padding is added."""
         cache, ranges = self.cache, zip(self.lengths, counts, strict=True)
@@ -438,18 +442,17 @@ class StockBlockModel(BlockDraftModel):
                 cache.to_slot_order(k.transpose(1, 2)), cache.to_slot_order(v.transpose(1, 2)), i
             )
         cache.advance(counts)
+        return 1
 
-    def _forward_block(self, embedded: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return hidden states and logits for embedded blocks `[B, n, H]`. Block b has sizes[b]
-        positions without padding. The contexts do not change."""
-        cache, skip = self.cache, self.num_anchors
-        cache.prepare(embedded.shape[1])
-        slots = torch.arange(cache.end, device=self.device)
-        full, windowed = self.network.make_masks(cache.positions, slots, cache.to_slot_order(sizes))
-        embedded = cache.to_slot_order(embedded).to(self.network.fc.weight.dtype)
+    def _run_blocks(self, ids: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return hidden states and logits at the draft tokens of blocks `[slots, n]`, for which the
+        cache is prepared. The block in slot b has sizes[b] positions without padding."""
+        cache = self.cache
+        keys = torch.arange(cache.end, device=self.device)
+        full, windowed = self.network.make_masks(cache.positions, keys, sizes)
+        embedded = self.embedding(ids).to(self.network.fc.weight.dtype)
         masks = full[:, None], windowed[:, None]
-        made = self.network(embedded, cache.positions, cache, masks)
-        cache.advance([0] * len(embedded))
-        states = made[send(torch.tensor(cache.slots), self.device), skip:]
+        states = self.network(embedded, cache.positions, cache, masks)[:, self.num_anchors :]
+        cache.advance([0] * len(cache.lengths))
         head: Any = self.head
         return states, head(states.to(head.weight.dtype))

@@ -16,7 +16,8 @@ from torch import Tensor
 import pairs
 import tiny_families
 from foretoken import LMDrafter, Speculator
-from foretoken.models.graphs import GraphModel, RecordingGuard, rehearse
+from foretoken.models.graph_pass import RecordingGuard
+from foretoken.models.graphs import GraphModel, rehearse
 from foretoken.models.stock import compiled
 from foretoken.models.stock.block_attention import VisibleBlocks, find_visible_blocks
 from foretoken.models.stock.model import CausalModel
