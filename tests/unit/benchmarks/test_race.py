@@ -137,7 +137,7 @@ def test_a_peer_is_asked_in_json_lines(stranger: Any):
     [
         ("llama.cpp:f16", "no setting 'f16'; give llama.cpp:same-precision or llama.cpp:q4_0 or"),
         ("transformers:compiled", "no setting 'compiled'; give transformers$"),
-        ("vllm", "'vllm'"),
+        ("sglang", "'sglang'"),
     ],
 )
 def test_what_is_no_peer(name: str, told: str):
