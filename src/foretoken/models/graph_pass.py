@@ -62,8 +62,9 @@ def copies_between_devices(args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
 class GraphPass:
     """A forward pass, or a chain of them, with its own input buffers, `inputs`.
 
-    `guard` checks the operations of the first run. With a memory `pool`, the pass is then recorded,
-    and all later runs replay the recording. Each run overwrites the outputs of the previous run.
+    `guard` checks the operations of the first run. Once there is a memory `pool`, the pass is
+    recorded, and all later runs replay the recording. Each run overwrites the outputs of the
+    previous run.
     """
 
     def __init__(
@@ -86,9 +87,10 @@ class GraphPass:
             self.guard = None
             if self.pool is None:
                 return output
-            self._record()
-        if self.graph is None:
+        if self.pool is None:
             return self.run()
+        if self.graph is None:
+            self.graph = self._record()
         self.graph.replay()
         return self.outputs
 
@@ -106,9 +108,10 @@ class GraphPass:
         uncompiled."""
         return self.forward(*self.inputs, watched=watched)
 
-    def _record(self) -> None:
-        """Record a graph, after two warm-up runs in which libraries choose their kernels. Each run
-        writes the same keys and values to the same positions, so the repetitions do no harm."""
+    def _record(self) -> Any:
+        """Record a graph and return it, after two warm-up runs in which libraries choose their
+        kernels. Each run writes the same keys and values to the same positions, so the repetitions
+        do no harm."""
         with RECORDING_LOCK, torch.cuda.device(self.inputs[0].device):
             side = torch.cuda.Stream()  # CUDA requires warm-up on a side stream
             side.wait_stream(torch.cuda.current_stream())
@@ -123,7 +126,7 @@ class GraphPass:
                 torch.cuda.graph(graph, pool=self.pool, capture_error_mode=mode),
             ):
                 self.outputs = self.run()
-            self.graph = graph
+            return graph
 
 
 @contextmanager

@@ -506,11 +506,13 @@ class GraphModel(Model):
                 pairs = self._make_pairs(ids, None, None)
                 return self._forward(ids, lengths, firsts, end, pairs, (places, picks))
 
-            # more picks are rare, and a recording would hold the memory of their logits
-            pool = self.pool if num_picks == 1 else None
             places = torch.zeros(rows, dtype=torch.long, device=self.device)
             picks = places.new_zeros(rows * num_picks)
-            self.prompt_passes[key] = self._make_pass((rows, width), forward, pool, places, picks)
+            self.prompt_passes[key] = self._make_pass((rows, width), forward, None, places, picks)
+        elif num_picks == 1:
+            # recorded when its shape recurs: recording takes as long as four runs. More picks are
+            # rare, and a recording would hold the memory of their logits
+            self.prompt_passes[key].pool = self.pool
         return self.prompt_passes[key]
 
     def _make_pass(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import pairs
 import tiny
+from foretoken.models import graphs
 from foretoken.models.graph_pass import GraphPass
 from foretoken.models.graph_prompts import count_prompt_positions, cut_piece, group_pieces
 from foretoken.models.graphs import GraphModel
@@ -180,6 +182,29 @@ def test_few_passes_serve_all_prompts() -> None:
     assert {width for _, width, *_ in model.prompt_passes} <= {64, 128, 256, 512}
     assert len(model.prompt_passes) <= 4 * 4 * 4  # and ends from 128 to 1024
     assert {width for _, width, *_ in model.passes} <= {1, 5}
+
+
+def test_prompts_are_recorded_when_their_shape_recurs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt that comes once does not pay for a recording, passes over draft tokens do."""
+    recorded: list[tuple[int, ...]] = []
+
+    def record(self: GraphPass) -> SimpleNamespace:
+        recorded.append(tuple(self.inputs[0].shape))
+        self.outputs = self.run()
+        return SimpleNamespace(replay=lambda: None)
+
+    monkeypatch.setattr(GraphPass, "_record", record)
+    monkeypatch.setattr(graphs, "make_memory_pool", lambda device: object())
+    model = GraphModel(llama())
+    model.start([[5] * 100])
+    model.score([[5]], [1])
+    assert recorded == [(1, 1)]
+    model.leave([0])
+    model.start([[6] * 90])
+    model.leave([0])
+    assert recorded == [(1, 1), (1, 128)]
+    model.start([[7] * 300])
+    assert recorded == [(1, 1), (1, 128)]
 
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma 2", "T5"])
