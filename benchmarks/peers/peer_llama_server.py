@@ -1,8 +1,8 @@
 """llama.cpp's own server with its own drafts, for `race.py --vs llama-server`.
 
-One server runs for each gamma, and the plain one has no draft. Its settings are its own: a cache of
-float16, and argmax for the draft tokens of a draft model. The setting "lookup" has its look-up of
-n-grams, at its defaults, in place of the draft.
+One server runs for each gamma; the server for gamma 0 has no draft. The settings are llama.cpp's
+defaults: a KV cache in float16, and greedy draft tokens from a draft model. With the setting
+"lookup", llama.cpp's n-gram look-up, at its defaults, replaces the draft model.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Server:
 
 
 class Peer:
-    """The files of a pair, and a server for each gamma that was asked for."""
+    """The GGUF files of a target and its draft, and a server for each requested gamma."""
 
     def __init__(self, request: Request) -> None:
         self.lookup = request["setting"] == "lookup"
@@ -106,7 +106,7 @@ class Peer:
 
 
 def make_file(source: str, dtype: str) -> Path:
-    """Return the GGUF file of a model's folder."""
+    """Convert the model in folder `source` to a GGUF file, and return the file's path."""
     if dtype not in KINDS:
         raise Refused(f"llama-server is run in {', '.join(KINDS)}, not {dtype}")
     place = converted(

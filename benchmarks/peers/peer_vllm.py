@@ -1,8 +1,8 @@
 """vLLM on a CPU, for `race.py --vs vllm`.
 
-One engine runs for each gamma, since its number of draft tokens is set at loading. Its settings are
-its own, but for the reuse of cached prompts, which is off, and its threads: it has as many as the
-other libraries. The setting "lookup" drafts with its look-up of n-grams in place of the draft.
+One engine runs for each gamma, since vLLM sets the number of draft tokens at loading. Its settings
+are the defaults, except that prefix caching is off and that it has as many threads as the other
+libraries. With the setting "lookup", vLLM's n-gram drafter replaces the draft model.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from answer import Clock, Refused, Request, Texts, serve
 
 CONTEXT, CACHE_GB, MAX_BATCH_SIZE = 4096, 1, 16
-LOOKUP_GAMMA = 4  # it has no default
+LOOKUP_GAMMA = 4  # vLLM has no default
 LOOKUP = {"method": "ngram", "num_speculative_tokens": LOOKUP_GAMMA}
 
 
 class Peer:
-    """A pair's folders, and an engine for each gamma that was asked for."""
+    """The folders of a target and its draft, and an engine for each requested gamma."""
 
     def __init__(self, request: Request) -> None:
         self.target, self.draft, self.dtype = request["target"], request["draft"], request["dtype"]

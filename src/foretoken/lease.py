@@ -40,7 +40,8 @@ class LeaseRecord:
         return self.is_over or self._lease() is None
 
     def clear(self) -> None:
-        """Remove all sequences from the parts, also if an earlier removal was interrupted."""
+        """Remove all sequences from the target, the drafter and their parts, even if an earlier
+        removal was interrupted."""
         try:
             if self.drafter is not None and self.num_drafted:
                 self.drafter.leave(list(range(self.num_drafted)))

@@ -102,9 +102,9 @@ class Printer:
         return CONTROL_CHARACTERS.sub("", text) if self._terminal else text
 
     def _pop_style(self, letter: str) -> str:
-        """Return the style of `letter`, the next character of the printed text, which may lack
-        some characters of `_pending`: the style of the first pending character that equals
-        `letter`, or "" if there is none. Remove this pending character and those before it."""
+        """Return the style of the first pending character that equals `letter`, or "" if there is
+        none. Remove this character and those before it, because the printed text may lack some of
+        the pending characters. letter: the next character of the printed text."""
         if not any(each == letter for each, _ in self._pending):
             return ""
         while self._pending[0][0] != letter:

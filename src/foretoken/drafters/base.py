@@ -129,8 +129,9 @@ class Drafter(Component):
         return type(self).count_cached_tokens is not Drafter.count_cached_tokens
 
     def set_output_lengths(self, lengths: list[int]) -> None:
-        """Set how many of the last tokens given to the next `start` are output: those of sequences
-        that join again after a preemption. For drafters that treat prompts and outputs differently.
+        """Set how many tokens at the end of each prompt of the next `start` are output tokens. Only
+        sequences that join again after a preemption have such tokens. Drafters that treat prompts
+        and outputs differently use these numbers.
 
         Args:
             lengths: The number of output tokens of each sequence.

@@ -245,8 +245,9 @@ class PairsDrafter(Drafter):
             self._feed([len(seq.carried) for seq in self.seqs], [0] * len(self.seqs))
 
     def _feed_long_sequences(self) -> int:
-        """Compute carried pairs, equally many of each sequence, until the remaining pairs fit into
-        one forward pass or each sequence has one pair left. Return the number of forward passes."""
+        """Run the decoder over carried pairs, the same number of each sequence, until the remaining
+        pairs fit into one forward pass or each sequence has one pair left. Return the number of
+        forward passes."""
         passes = 0
         while sum(len(seq.carried) for seq in self.seqs) > PREFILL_CHUNK_TOKENS:
             spare = [max(0, len(seq.carried) - 1) for seq in self.seqs]

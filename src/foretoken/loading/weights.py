@@ -136,9 +136,9 @@ def require_layer_count(name: str, config: PreTrainedConfig, dtypes: dict[str, s
                 continue
             if count > limit:
                 held = (
-                    f"its files hold {len(dtypes)} weights"
+                    f"its files hold only {len(dtypes)} tensors"
                     if dtypes
-                    else f"{MAX_LAYERS} is the limit"
+                    else f"at most {MAX_LAYERS} are supported"
                 )
                 raise InputError(
                     f"{name} has {entry} {format_value(count)} in its config, but {held}; give "

@@ -1,8 +1,9 @@
 """A block drafter (DFlash and others) whose forward passes have fixed shapes: one appends hidden
 states to the contexts, the other runs the blocks. On CUDA both are recorded.
 
-Keys and values of a context do not depend on other tokens. So hidden states of all sequences are
-appended in one list, with the slot and position of each, and no sequence is padded to another.
+The keys and values at a position of a context depend only on the hidden state of this position. So
+the hidden states of all sequences are appended in one list, with the slot and position of each, and
+sequences are not padded to equal lengths.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class GraphBlockModel(StockBlockModel):
         run = self._get_block_pass(round_up_to_power_of_two(len(rows)), width, end)
         states, logits = run(send(torch.tensor(rows), self.device))
         slots = send(torch.tensor(cache.slots), self.device)
-        return states[slots, :most], logits[slots, :most]  # copies: the next run overwrites them
+        return states[slots, :most], logits[slots, :most]  # indexing copies the outputs
 
     def _append(self, states: Tensor, counts: list[int]) -> int:
         cache, slots = self.cache, self.cache.slots
@@ -128,8 +129,9 @@ class GraphBlockModel(StockBlockModel):
                 array[slots, :, positions] = x
 
     def _get_block_pass(self, rows: int, width: int, end: int) -> GraphPass:
-        """Return the pass for numbers `[rows, 2 + width]`, in the order of slots: for each sequence
-        the length of its context, the size of its block without padding, and the block's ids."""
+        """Return the pass with the input `numbers`, `[rows, 2 + width]`. Row i has, for the
+        sequence in slot i, the length of its context, the size of its block without padding, and
+        the block's ids."""
         self._discard_outdated()
         key = rows, width, end
         if key not in self.block_passes:

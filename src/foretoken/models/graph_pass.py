@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretoken.errors import RefusedError, log_error_kind
 
-RECORDING_LOCK = Lock()  # a recording begins by waiting for all work on the device
+# a recording begins by synchronizing the device, which another recording forbids
+RECORDING_LOCK = Lock()
 
 
 class RecordingGuard(TorchDispatchMode):
@@ -70,8 +71,8 @@ class GraphPass:
     def __init__(
         self, forward: Callable[..., Any], guard: RecordingGuard, inputs: list[Tensor], pool: Any
     ) -> None:
-        """forward: takes the inputs, and `watched` (see `run`). inputs: the buffers; the passes
-        over them run on the device of the first one."""
+        """forward: takes the inputs, and `watched` (see `run`). inputs: the buffers; the forward
+        pass runs on the device of the first buffer."""
         self.forward, self.inputs, self.pool = forward, inputs, pool
         self.guard: RecordingGuard | None = guard
         self.graph: Any = None
@@ -95,9 +96,9 @@ class GraphPass:
         return self.outputs
 
     def fill(self, *inputs: Tensor | None) -> None:
-        """Copy inputs to the first entries of their buffers. The other entries are set to 0: an id
-        left over from the previous run may have NaN values, which the mask's weight of 0 does not
-        remove."""
+        """Copy inputs to the first entries of their buffers. Set the other entries to 0: an id left
+        over from the previous run may give NaN values, and NaN stays NaN even with an attention
+        weight of 0."""
         for buffer, new in zip(self.inputs, inputs, strict=True):
             buffer.zero_()
             if new is not None:

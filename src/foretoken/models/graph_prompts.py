@@ -2,8 +2,8 @@
 
 A pass over all slots is as wide as its longest block. So a piece of a prompt would make every
 decoding sequence pay for as many positions. Pieces of prompts therefore run in passes over their
-own slots only. The pieces of a pass have sizes that round up to the same width, and there are
-always a power of two of them, so that few recordings suffice and no sequence is padding.
+own slots only. The sizes of the pieces of a pass round up to the same width, and the number of
+pieces is a power of two. So few recordings suffice, and no pass has empty sequences as padding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from foretoken.models.row_slots import PREFILL_CHUNK_TOKENS, round_up_to_power_of_two
 
 MIN_PROMPT_WIDTH = 64
-# of all pieces of a pass together; a recording never frees its memory
+# limits for all pieces of a pass together, because a recording never frees its memory
 MAX_PROMPT_POSITIONS = 8 * PREFILL_CHUNK_TOKENS
 MAX_PROMPT_KEYS = 1 << 16
 
@@ -66,7 +66,7 @@ def group_pieces(pieces: list[PromptPiece], end: int) -> list[tuple[int, list[Pr
 
 def list_picks(pieces: list[PromptPiece], width: int, num_picks: int) -> Tensor:
     """Return the flat indices of the needed positions in a pass `[P, width]`: `num_picks` for each
-    piece, its first position in place of missing ones."""
+    piece. If it needs fewer, the index of its first position is repeated."""
     picks: list[int] = []
     for i, piece in enumerate(pieces):
         own = [i * width + position - piece.start for position in piece.needed]
@@ -89,8 +89,8 @@ class RowOutputs:
         self.hidden: Tensor | None = None
 
     def put(self, rows: int | slice, first: int, logits: Tensor, hidden: Tensor) -> None:
-        """Copy results `[.., n, V]` and `[.., n, H]` of these sequences, from needed position
-        `first` on."""
+        """Copy the results of these sequences, `[.., n, V]` and `[.., n, H]`, to their needed
+        positions `first` to `first + n - 1`."""
         B, last = len(self.need), first + logits.shape[-2]
         if self.logits is None or self.hidden is None:
             self.logits = logits.new_zeros(B, max(self.need), logits.shape[-1])
@@ -98,7 +98,8 @@ class RowOutputs:
         self.logits[rows, first:last], self.hidden[rows, first:last] = logits, hidden
 
     def put_pieces(self, pieces: list[PromptPiece], logits: Tensor, hidden: Tensor) -> None:
-        """Copy the results of a pass over pieces, `[1, N, V]` and `[1, N, H]` at its picks."""
+        """Copy the results of a pass over pieces, `[1, N, V]` and `[1, N, H]`, at the N positions
+        of `list_picks`."""
         logits, hidden = (x[0].unflatten(0, (len(pieces), -1)) for x in (logits, hidden))
         for i, (row, _, _, needed, first_needed) in enumerate(pieces):
             if needed:

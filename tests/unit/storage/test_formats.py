@@ -26,8 +26,8 @@ CHECK = (
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"FORMAT={CONVERSION_FORMAT} (models/native/conversion.py)": (NATIVE, "2b34c676cef66fb8"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "3440626aa9663100"),
+    f"FORMAT={CONVERSION_FORMAT} (models/native/conversion.py)": (NATIVE, "2b0af978cb054131"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "7a1fd8c51f4cd3f9"),
 }
 
 

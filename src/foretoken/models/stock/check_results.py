@@ -1,5 +1,5 @@
 """Results of self-checks, saved in the user's cache. A result's key contains the model's structure
-and versions, so that each family is checked only once."""
+and the versions of the libraries, so that each family is checked only once."""
 
 from __future__ import annotations
 

@@ -309,8 +309,9 @@ def require_fit(
             )
     if not 0 < parsed.layers.num_hidden_layers <= len(tensors):
         raise InputError(
-            f"the draft has num_hidden_layers {parsed.layers.num_hidden_layers}, but its files "
-            f"have {len(tensors)} weights; give the config and the weights of one draft"
+            f"num_hidden_layers is {parsed.layers.num_hidden_layers} in the config, but must be from "
+            f"1 to {len(tensors)}, the number of tensors in its files; give the config and the "
+            "weights of one draft"
         )
     ids = _compute_output_ids(parsed.layout, tensors, V)
     outputs = V if ids is None else len(ids)

@@ -165,10 +165,10 @@ class Continuation(NamedTuple):
 
 
 def find_continuations(text: Translation, previous_logits: Tensor) -> list[Continuation]:
-    """Return the draft tokens that extend the last draft token, most probable first. Draft tokens
-    that would change the target's tokens of the last word are left out.
-
-    previous_logits: the draft model's logits `[V]` before its last token.
+    """Return the tokens of the draft's vocabulary that begin with the characters of the last
+    draft token, most probable first. Tokens after which the target would tokenize the last word
+    differently are left out. previous_logits: the draft model's logits `[V]` for the position
+    of its last token.
     """
     last, draft = text.last_draft_id, text.vocabularies.draft
     if last is None:

@@ -90,8 +90,8 @@ class GrammarWriter:
         return f"{self.write_literal(self.format.text_mark)} {text}"
 
     def _write_marked_calls(self) -> str:
-        """Return the symbols of text with calls, which must be complete after their opening
-        mark."""
+        """Return the grammar symbols of text that may contain calls. A call must be complete if it
+        has an opening mark."""
         first = self.format.before or self.format.open
         mark = next((name for name in self._ids if first.startswith(name)), first.rstrip())
         if mark in self._ids:
