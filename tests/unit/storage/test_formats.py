@@ -26,8 +26,8 @@ CHECK = (
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"FORMAT={CONVERSION_FORMAT} (models/native/conversion.py)": (NATIVE, "2b0af978cb054131"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "7a1fd8c51f4cd3f9"),
+    f"FORMAT={CONVERSION_FORMAT} (models/native/conversion.py)": (NATIVE, "dd544b0b947a22ef"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "c264f13753d0388d"),
 }
 
 

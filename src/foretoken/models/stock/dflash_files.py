@@ -309,9 +309,9 @@ def require_fit(
             )
     if not 0 < parsed.layers.num_hidden_layers <= len(tensors):
         raise InputError(
-            f"num_hidden_layers is {parsed.layers.num_hidden_layers} in the config, but must be from "
-            f"1 to {len(tensors)}, the number of tensors in its files; give the config and the "
-            "weights of one draft"
+            f"the draft has num_hidden_layers {parsed.layers.num_hidden_layers}, but it must be at "
+            f"least 1 and at most {len(tensors)}, the number of tensors in its files; give the "
+            "config and the weights of one draft"
         )
     ids = _compute_output_ids(parsed.layout, tensors, V)
     outputs = V if ids is None else len(ids)
