@@ -57,8 +57,8 @@ for name, more in networks:
                 made.passes.threads, made.passes._opened = threads, None
                 made.permute([])
                 made.start([tokens[:380], tokens[:7], []])  # a prompt in chunks, a short one
-                blocks = [tokens[:1], tokens[1:6], tokens[2:15]]  # ragged rows
-                one = made.score(blocks, [1, 3, 13])
+                mixed = [tokens[:1], tokens[1:6], tokens[2:15]]  # ragged rows
+                one = made.score(mixed, [1, 3, 13])
                 made.set_lengths([377, 9, 1])
                 filters = 0.8, 20, 0.9, 0.01
                 numbers = torch.full((3, 3), 0.4, dtype=torch.float64)

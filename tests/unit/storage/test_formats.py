@@ -27,7 +27,7 @@ CHECK = (
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
     f"FORMAT={CONVERSION_FORMAT} (models/native/conversion.py)": (NATIVE, "dd544b0b947a22ef"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "c264f13753d0388d"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "a23d5907b036dd29"),
 }
 
 

@@ -222,7 +222,8 @@ class NativePasses:
             unread += int(self.facts["inputs"]["table"]["bytes"])
         for part in (layer["experts"] for layer in self.facts["layers"]):
             if part is not None:  # a token uses only the chosen experts
-                own = sum(x["bytes"] for name in ("gate", "up", "down") for x in part[name])
+                weights = [x for name in ("gate", "up", "down") for x in part[name]]
+                own = sum(x["bytes"] for x in weights if x is not None)  # not all have a gate
                 unread += own - own * part["chosen"] // part["count"]
         return len(self.memory), len(self.memory) - unread
 

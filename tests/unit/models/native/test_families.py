@@ -276,3 +276,9 @@ def test_copies_of_layers_need_those_whose_keys_they_read() -> None:
         for gamma in (0, 3)
     )
     assert plain.tokens == drafted.tokens and drafted.stats.drafted
+
+
+def test_a_token_loads_only_the_chosen_experts() -> None:
+    # NemotronH has experts without a gate
+    everything, loaded = native(built("NemotronH")).passes.bytes
+    assert 0 < loaded < everything
