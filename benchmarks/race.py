@@ -421,7 +421,7 @@ def main(
         "date": head["date"],
         "machine": head,
         "target": Path(spec.target_name).name,
-        "draft": Path(spec.draft_name).name,
+        "draft": "+".join(Path(part).name for part in spec.draft_name.split("+")),
         "runtime": spec.target.runtime,
         **({"instructions": choose_instruction_set()} if spec.target.runtime == "native" else {}),
         "draft_runtime": spec.drafter.runtime,

@@ -210,15 +210,14 @@ def _prepare_blocks(
         blocks = dflash_files.build_blocks_draft(
             draft.config, tensors, size, embeddings.embedding, head
         )
-        files = target.facts.source
-        own = files and replace(draft, target_source=files)
+        own = _add_target_source(draft, target)
         return BlockDrafter(model, _make_block_model(own, blocks, model, options.draft_dtype))
 
     return PendingDraft(attach, taps=taps)
 
 
 def _make_block_model(
-    source: PublishedDraft | None, blocks: BlocksDraft, target: Model, dtype: str | None
+    source: ConversionSource | None, blocks: BlocksDraft, target: Model, dtype: str | None
 ) -> BlockModel:
     """Return a block draft's model. It runs on the target's backend, in int8 by default on the
     native decoder, if this backend supports the draft. Otherwise it runs on torch."""

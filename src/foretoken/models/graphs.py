@@ -103,7 +103,7 @@ def round_up_width(tokens: int) -> int:
 class PassOutputs(NamedTuple):
     """The results of a forward pass over a padded block."""
 
-    logits: Tensor  # [rows, width, V]; [1, N, V] at the picks of a `PromptPass`
+    logits: Tensor  # [rows, width, V]; [1, N, V] at the picks of a pass over prompts
     hidden: Tensor  # the output layer's inputs, [.., H]
     tapped: Tensor | None  # [rows, width, W], the hidden states at the taps; None: there are none
 

@@ -27,7 +27,7 @@ from foretoken.errors import RefusedError
 from foretoken.models.graph_blocks import GraphBlockModel
 from foretoken.models.graph_pass import GraphPass
 from foretoken.models.stock.dflash import StockBlockModel
-from work import Work
+from work import record_pass_work
 
 pytestmark = pytest.mark.daily
 
@@ -159,18 +159,7 @@ def test_few_passes_serve_all() -> None:
 
 def test_other_numbers_do_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recording holds all there is to do at any lengths, sizes and ids."""
-    seen: dict[int, list[Any]] = {}
-    run = GraphPass.run
-
-    def watched(self: GraphPass, watched: bool = False) -> Any:
-        if watched:
-            return run(self, watched)
-        with Work() as work:
-            outputs = run(self)
-        seen.setdefault(id(self), []).append(work.done)
-        return outputs
-
-    monkeypatch.setattr(GraphPass, "run", watched)
+    seen = record_pass_work(monkeypatch)
     both = Both(CONFIGS["windows from the anchor"])
     both.start(3)
     both.append(66, 73, 69)

@@ -17,12 +17,11 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import InputError
 from foretoken.models.base import TokenChoice
 from foretoken.models.graph_chain import round_up_gamma
-from foretoken.models.graph_pass import GraphPass
 from foretoken.models.graphs import GraphModel, rehearse
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import SequenceKey
-from work import Work
+from work import record_pass_work
 
 GREEDY = SamplingParams(temperature=0.0)
 PARAMS = {
@@ -159,18 +158,7 @@ def test_where_the_context_ends(name: str) -> None:
 
 def test_other_numbers_do_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recording holds all there is to do at any lengths, budgets, temperature, top-k, ..."""
-    seen: dict[int, list[Any]] = {}
-    run = GraphPass.run
-
-    def watched(self: GraphPass, watched: bool = False) -> Any:
-        if watched:
-            return run(self, watched)
-        with Work() as work:
-            outputs = run(self)
-        seen.setdefault(id(self), []).append(work.done)
-        return outputs
-
-    monkeypatch.setattr(GraphPass, "run", watched)
+    seen = record_pass_work(monkeypatch)
     course = Course(pairs.target("Llama"), PARAMS["all"])
     course.join(5, 9, 2)
     for params in ("all", "top-k", "top-p", "all", "top-p", "top-k"):

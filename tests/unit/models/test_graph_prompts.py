@@ -18,7 +18,7 @@ from foretoken.models.graphs import GraphModel
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import CheckedSequences
 from tiny_families import FAMILIES
-from work import Work
+from work import record_pass_work
 
 
 def llama() -> Any:
@@ -210,18 +210,7 @@ def test_prompts_are_recorded_when_their_shape_recurs(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("name", ["Llama", "Gemma 2", "T5"])
 def test_other_prompts_do_the_same_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recording holds all there is to do at any lengths and in any slots."""
-    seen: dict[int, list[Any]] = {}
-    run = GraphPass.run
-
-    def watched(self: GraphPass, watched: bool = False) -> Any:
-        if watched:
-            return run(self, watched)
-        with Work() as work:
-            outputs = run(self)
-        seen.setdefault(id(self), []).append(work.done)
-        return outputs
-
-    monkeypatch.setattr(GraphPass, "run", watched)
+    seen = record_pass_work(monkeypatch)
     model = pairs.target(name)
     rows = MixedSequences(model, random.Random(7), GraphModel(model))
     rows.start([66, 73, 69])
